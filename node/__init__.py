@@ -1,0 +1,1 @@
+"""What this node does in the cluster: its command line, its configuration, its runners and the life of a task."""

@@ -1,0 +1,1 @@
+"""Facts and bytes between nodes. Knows nothing of models."""
