@@ -19,6 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 STAMP = VENV / "shoal-stamp"
 
+# These two come as source only; both are plain Python, so nothing is compiled. Everything else must be a wheel.
+SOURCE_ONLY = "python-baseconv,varint"
+
 
 class SetupError(Exception):
     """One sentence for the person who ran the set-up."""
@@ -45,6 +48,7 @@ def pip(*args: str) -> None:
     Raises: SetupError with the most telling line of what pip printed.
     """
     command = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
+    command.append("--no-build-isolation")  # what is built is built with the locked setuptools
     done = subprocess.run([*command, *args], cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode == 0:
         return
@@ -104,9 +108,9 @@ def main() -> None:
         print(f"setup: installing {', '.join(locks)} into {VENV} (about a minute, once)", file=sys.stderr)
         make_venv()
         STAMP.unlink(missing_ok=True)
-        for name in locks:
-            pip("--require-hashes", "-r", f"requirements/{name}")
-        pip("--no-build-isolation", "--no-index", "--editable", ".")
+        for name in ["build.lock", *locks]:
+            pip("--require-hashes", "--only-binary=:all:", f"--no-binary={SOURCE_ONLY}", "-r", f"requirements/{name}")
+        pip("--no-index", "--editable", ".")
         STAMP.write_text(current)
 
 
