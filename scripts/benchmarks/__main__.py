@@ -1,0 +1,32 @@
+"""`scripts/bench [NAME ...]`: run benchmarks by name, all of them without one."""
+
+import argparse
+import importlib
+
+BENCHMARKS = {
+    "decode": "decode over HTTP against BatchGenerator in one process; 8 streams against one",
+    "chat": "second turn, streams and cancels while a long prompt prefills",
+    "http": "tokens a second through HTTP with the fake engine; time to first token that HTTP adds",
+    "startup": "start to first token; memory of the node process",
+    "mlx_lm_server": "the ratio to mlx_lm.server, as a user gets it and with the same BLAS and dtypes",
+}
+
+
+def main() -> None:
+    """Run what was asked for, one after the other."""
+    parser = argparse.ArgumentParser(prog="scripts/bench", description="Print the figures that the documents claim.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run (none: all); `list` names them")
+    names = parser.parse_args().names
+    if names == ["list"]:
+        for name, what in BENCHMARKS.items():
+            print(f"{name:14} {what}")
+        return
+    if unknown := [name for name in names if name not in BENCHMARKS]:
+        parser.error(f"no benchmark is called {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
+    for name in names or BENCHMARKS:
+        print(f"== {name}: {BENCHMARKS[name]}", flush=True)
+        importlib.import_module(f"scripts.benchmarks.{name}").main()
+
+
+if __name__ == "__main__":
+    main()

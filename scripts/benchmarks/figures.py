@@ -1,0 +1,30 @@
+"""How figures are reduced and printed: medians of interleaved pairs with their spread, percentiles with their counts."""
+
+import statistics
+from collections.abc import Callable, Sequence
+
+PAIRS_MIN = 7
+
+
+def interleaved(ours: Callable[[], float], theirs: Callable[[], float], pairs: int = PAIRS_MIN) -> list[tuple[float, float]]:
+    """Measure both in turn, `pairs` times, so that a change of the machine's mood hits both alike."""
+    assert pairs >= PAIRS_MIN
+    return [(ours(), theirs()) for _ in range(pairs)]
+
+
+def ratio(pairs: Sequence[tuple[float, float]]) -> tuple[float, str]:
+    """The median of the pairs' ratios, and the same as text with its spread."""
+    ratios = sorted(mine / other for mine, other in pairs)
+    median = statistics.median(ratios)
+    return median, f"{median:.3f} (from {ratios[0]:.3f} to {ratios[-1]:.3f}, {len(ratios)} pairs)"
+
+
+def median(values: Sequence[float], unit: str) -> str:
+    """A median with its spread and count."""
+    ordered = sorted(values)
+    return f"{statistics.median(ordered):.1f} {unit} (from {ordered[0]:.1f} to {ordered[-1]:.1f}, {len(ordered)} runs)"
+
+
+def report(name: str, measured: str, wanted: str, *, reached: bool) -> None:
+    """Print one figure beside what it should be."""
+    print(f"{'ok  ' if reached else 'MISS'} {name}: {measured}; wanted {wanted}", flush=True)
