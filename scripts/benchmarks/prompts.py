@@ -3,22 +3,7 @@
 import random
 
 # Each is one token of SmolLM2 with a leading space; other tokenizers come close.
-_WORDS = (
-    "time",
-    "year",
-    "people",
-    "way",
-    "day",
-    "man",
-    "thing",
-    "woman",
-    "life",
-    "child",
-    "world",
-    "school",
-    "state",
-    "family",
-)
+_WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state")
 
 LONG_ANSWERS = (
     "Tell me a long story about a lighthouse keeper.",
