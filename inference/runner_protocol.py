@@ -75,6 +75,7 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: Count
     kv_bytes_max: Count  # budget for KV, prefix cache included
     weight_bytes: Count  # in memory
+    kv_step: Annotated[int, Meta(ge=1)] = 256  # positions by which a row's cache grows at once: what admission rounds up to
 
 
 class Ready(Struct, frozen=True, array_like=True, tag="ready"):
