@@ -42,9 +42,10 @@ class EventStream:
         self._waiting.unpark()
 
     def close(self) -> None:
-        """Nobody will read any more; only the end event still counts."""
+        """Nobody will read any more, and whoever waits to is woken; only the end event still counts."""
         self.closed = True
         self._events.clear()
+        self._waiting.unpark_all()
 
     def __aiter__(self) -> Self:
         return self

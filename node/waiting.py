@@ -19,6 +19,7 @@ class _Place(Struct):
     """One request in line."""
 
     on_trial: bool = False
+    seated: bool = False  # it has had to wait, and counts among those who do until it is admitted
     refused_at: int = -1  # the count of openings when it was tried last
 
 
@@ -60,10 +61,16 @@ class Line:
         place.on_trial = False
         place.refused_at = openings
 
+    def seat(self, ticket: str) -> bool:
+        """It has to wait; whether that is new."""
+        place = self._places[ticket]
+        was_seated, place.seated = place.seated, True
+        return not was_seated
+
     @property
     def waiting(self) -> int:
-        """How many are in line and not on trial."""
-        return sum(not place.on_trial for place in self._places.values())
+        """How many have had to wait so far."""
+        return sum(place.seated for place in self._places.values())
 
     def __repr__(self) -> str:
         shown = (f"{ticket}{'*' if place.on_trial else ''}" for ticket, place in self._places.items())

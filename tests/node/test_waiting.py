@@ -75,10 +75,6 @@ class LineMachine(RuleBasedStateMachine):
         numbers = [int(ticket[1:]) for ticket in self.admitted]
         assert numbers == sorted(numbers)
 
-    @invariant()
-    def those_not_on_trial_wait(self) -> None:
-        assert self.line.waiting == len(self.arrived) - len(self.trials)
-
 
 TestLine = LineMachine.TestCase
 
@@ -112,6 +108,19 @@ def test_an_opening_during_the_trial_counts() -> None:
     line.refuse("a", began)
 
     assert line.may_try("a", free=0)
+
+
+def test_whoever_had_to_wait_keeps_its_seat_while_on_trial() -> None:
+    line = Line()
+    line.join("a")
+    assert line.waiting == 0
+    assert line.seat("a")
+    assert not line.seat("a")
+
+    line.begin_trial("a")
+    assert line.waiting == 1
+    line.leave("a")
+    assert line.waiting == 0
 
 
 def test_when_to_come_back() -> None:
