@@ -10,7 +10,7 @@ Tokens cross in batches: all that trio's tasks put down in one round of its sche
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Generic, TypeVar, TypeVarTuple
 
@@ -46,10 +46,10 @@ class _Crossing:
             self._end()
 
     def _spawn(self) -> None:
-        try:
-            self._bridge.nursery.start_soon(self._run)
-        except RuntimeError:  # the nursery is closed to new tasks
+        if self._bridge.is_closed:
             self._bridge.to_asyncio(self._end)
+        else:
+            self._bridge.nursery.start_soon(self._run)
 
     async def _run(self) -> None:
         try:
@@ -100,7 +100,7 @@ class Stream(_Crossing, Generic[H, T]):
         self,
         bridge: "Bridge",
         open_: Callable[[], AbstractAsyncContextManager[H]],
-        items: Callable[[H], AsyncIterable[T]],
+        items: Callable[[H], AsyncIterator[T]],
     ) -> None:
         super().__init__(bridge)
         self._open = open_
@@ -154,13 +154,18 @@ class Stream(_Crossing, Generic[H, T]):
         async with self._open() as head:
             self._heads.append(head)
             self._bridge.to_asyncio(self._set_opened)
-            async for item in self._items(head):
-                buffer.append(item)
-                if not self._announced:
-                    self._announced = True
-                    self._bridge.to_asyncio(self._wake)
-                if len(buffer) >= STREAM_ITEMS_MAX:
-                    await self._wait_for_room()
+            items = self._items(head)
+            try:
+                async for item in items:
+                    buffer.append(item)
+                    if not self._announced:
+                        self._announced = True
+                        self._bridge.to_asyncio(self._wake)
+                    if len(buffer) >= STREAM_ITEMS_MAX:
+                        await self._wait_for_room()
+            finally:
+                if isinstance(items, AsyncGenerator):
+                    await items.aclose()
 
     async def _wait_for_room(self) -> None:
         self._room = room = trio.Event()
@@ -196,6 +201,7 @@ class Bridge:
     def __init__(self, loop: asyncio.AbstractEventLoop, nursery: trio.Nursery, *, own_thread: bool) -> None:
         self.loop = loop
         self.nursery = nursery
+        self.is_closed = False
         self.to_trio: Callable[[Callable[[], object]], None] = trio.lowlevel.current_trio_token().run_sync_soon
         self._call_soon = loop.call_soon_threadsafe if own_thread else loop.call_soon
         self._outbox: deque[Callable[[], object]] = deque()
@@ -232,7 +238,7 @@ class Bridge:
     async def stream(
         self,
         open_: Callable[[], AbstractAsyncContextManager[H]],
-        items: Callable[[H], AsyncIterable[T]],
+        items: Callable[[H], AsyncIterator[T]],
     ) -> AsyncIterator[Stream[H, T]]:
         """asyncio: enter the trio context manager and read its items; leaving the block leaves it over there.
 
@@ -273,6 +279,7 @@ class Bridge:
 
     def close(self) -> None:
         """trio: cancel what runs here for the other side, and take on nothing more."""
+        self.is_closed = True
         self.nursery.cancel_scope.cancel()
 
 
@@ -291,31 +298,49 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 @asynccontextmanager
 async def open_bridge() -> AsyncIterator[Bridge]:
-    """trio: a bridge, until the end of the block, which must leave nothing running in asyncio."""
+    """trio: a bridge, until the end of the block, which must leave nothing running in asyncio.
+
+    Raises: what the block raises, as it is.
+    """
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
-        pass
+        async with _own_thread() as loop, _bridge_to(loop, own_thread=True) as bridge:
+            yield bridge
     else:
-        async with trio.open_nursery() as nursery:
-            bridge = Bridge(loop, nursery, own_thread=False)
-            try:
-                yield bridge
-            finally:
-                bridge.close()
-        return
-    loop = asyncio.new_event_loop()
-    async with trio.open_nursery() as outer:
-        outer.start_soon(trio.to_thread.run_sync, _run_loop, loop)
+        async with _bridge_to(loop, own_thread=False) as bridge:
+            yield bridge
+
+
+@asynccontextmanager
+async def _bridge_to(loop: asyncio.AbstractEventLoop, *, own_thread: bool) -> AsyncIterator[Bridge]:
+    error: Exception | None = None
+    async with trio.open_nursery() as nursery:
+        bridge = Bridge(loop, nursery, own_thread=own_thread)
         try:
-            async with trio.open_nursery() as nursery:
-                bridge = Bridge(loop, nursery, own_thread=True)
-                try:
-                    yield bridge
-                finally:
-                    bridge.close()
+            yield bridge
+        except Exception as raised:  # noqa: BLE001 - raised again below, where the nursery can't wrap it
+            error = raised
+        finally:
+            bridge.close()
+    if error is not None:
+        raise error
+
+
+@asynccontextmanager
+async def _own_thread() -> AsyncIterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    error: Exception | None = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.to_thread.run_sync, _run_loop, loop)
+        try:
+            yield loop
+        except Exception as raised:  # noqa: BLE001 - as above
+            error = raised
         finally:
             loop.call_soon_threadsafe(loop.stop)
+    if error is not None:
+        raise error
 
 
 def run(main: Callable[[], Awaitable[T]], *, guest: bool = False) -> T:

@@ -22,7 +22,7 @@ class ListenError(OSError):
 
 
 def listen(addresses: Sequence[tuple[str, int]], *, families_optional: bool = True) -> tuple[socket.socket, ...]:
-    """Bound sockets for the addresses, in order; those with port 0 share one number where they can.
+    """Listening sockets for the addresses, in order; those with port 0 share one number where they can.
 
     With `families_optional` an IPv6 address is left out on a device without IPv6, as long as another address is there.
 
@@ -65,6 +65,7 @@ def _bind(host: str, port: int) -> socket.socket:
         if family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         bound.bind(address)
+        bound.listen(BACKLOG)  # where two have bound the same address, only here the second fails
         bound.setblocking(False)
     except BaseException:
         bound.close()

@@ -140,9 +140,7 @@ class MemoryService:
                 first = self._take_report(request.request_id)
                 if not isinstance(first, Refused):
                     return first
-                if self.waiting >= self._waiting_max:
-                    raise QueueFull("Too many requests are waiting here.", 3)
-                self.waiting += 1
+                self._join_line()
                 try:
                     self._change()
                     changed = self._changed
@@ -153,6 +151,11 @@ class MemoryService:
             del self._queues[request.request_id]
             self._change()
             raise
+
+    def _join_line(self) -> None:
+        if self.waiting >= self._waiting_max:
+            raise QueueFull("Too many requests are waiting here.", 3)
+        self.waiting += 1
 
     def _take_report(self, own_id: str) -> Event:
         report = self._core.report()
