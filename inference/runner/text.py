@@ -71,22 +71,30 @@ class Detokenizer:
         if len(self._window) < WINDOW_TOKENS_MAX:
             self._cut_at = len(self._window) + WINDOW_GROWTH
             return None
-        # A long run of spaces, of tokens without text, or of bytes that make no character. It is shortened behind a token that
-        # has visible text, so that the run does not move to the beginning, where a tokenizer may treat it differently.
-        window = [*self._anchor(), *self._window[-WINDOW_GROWTH:]]
+        window = self._thinned()
         return self._move(window, max(0, len(self._decode(window)) - held))
+
+    def _thinned(self) -> list[int]:
+        """The window without the inside of a long run: of spaces, of tokens without text, of bytes that make no character.
+
+        It begins with a token that has text even when it comes first, so that the run does not move to where a tokenizer may
+        treat it differently; tokens that add nothing behind that one go first, so that a character waiting for its end stays.
+        """
+        inside, end = self._window[:-WINDOW_GROWTH], self._window[-WINDOW_GROWTH:]
+        for position in reversed(range(len(inside))):
+            first = inside[position]
+            anchor = self._decode([first])
+            if anchor and anchor[0] != REPLACEMENT:
+                kept = [
+                    other for other in inside[position + 1 :] if self._decode([other]) or self._decode([first, other]) != anchor
+                ]
+                return [first, *kept[-WINDOW_GROWTH:], *end]
+        return inside[: INCOMPLETE_TOKENS_MAX + 1] + end
 
     def _move(self, window: list[int], given: int) -> None:
         self._window = window
         self._given = given
         self._cut_at = len(window) + WINDOW_GROWTH
-
-    def _anchor(self) -> list[int]:
-        for token_id in reversed(self._window[:-WINDOW_GROWTH]):
-            visible = self._decode([token_id]).strip()
-            if visible and REPLACEMENT not in visible:
-                return [token_id]
-        return []
 
 
 class _Node:
