@@ -19,6 +19,7 @@ from node.resources import core_count, device_memory_bytes, runner_memory_bytes
 
 CONTEXT_DEFAULT = 8192
 STOP_GRACE_SECONDS = 2.0  # for a runner with nothing left to do; it frees gigabytes in that time
+STDERR_LOGGED = 1000  # characters of a failed runner's last words
 
 Resolve = Callable[[str, Callable[[Progress], None]], Awaitable[Model]]
 """Has a model on disk: the name, and a callback for progress (called in trio). Raises ModelError."""
@@ -62,11 +63,16 @@ def load_command(model: Model, settings: RunnerSettings) -> LoadModel:
 
 
 class OnItsWay(Struct, frozen=True):
-    """The model can't be served yet; `text` completes "the model x is ..."."""
+    """The model can't be served yet; it is being fetched, say, with `done` of `total` bytes (0: unknown)."""
 
-    text: str
+    stage: str  # completes "the model x is ..."
     done: int = 0
-    total: int = 0  # 0: unknown
+    total: int = 0
+
+    @property
+    def text(self) -> str:
+        """The stage, and how far it is."""
+        return f"{self.stage} ({min(100, 100 * self.done // self.total)} %)" if self.total else self.stage
 
 
 class Up(Struct, frozen=True):
@@ -93,21 +99,19 @@ def phase_of(progress: Progress | None, state: RunnerState | None, failure: str 
     if state is None:
         stage = "looked for" if progress is None else _STAGES.get(progress.stage, progress.stage)
         done, total = (0, 0) if progress is None or progress.total is None else (progress.done, progress.total)
-        return OnItsWay(f"being {stage}{_share(done, total)}", done, total)
+        return OnItsWay(f"being {stage}", done, total)
     if state.status in ("ready", "running") and state.load is not None:
         return Up(state.load.running, state.load.running_max - state.load.running, state.load.kv_bytes)
     if state.status == "loading":
-        return OnItsWay(f"being loaded{_share(state.done, state.total)}", state.done, state.total)
+        return OnItsWay("being loaded", state.done, state.total)
     if state.status == "failed":
         return OnItsWay("being started again after a crash")
+    if state.status in ("shutting_down", "shutdown"):
+        return Down("The runner was stopped.")
     return OnItsWay("warming up" if state.status == "warming_up" else "being started")
 
 
 _STAGES = {"fetching": "fetched", "converting": "converted", "hashing": "checked", "waiting": "prepared by another process"}
-
-
-def _share(done: int, total: int) -> str:
-    return f" ({min(100, 100 * done // total)} %)" if total else ""
 
 
 class LocalInstance:
@@ -149,6 +153,23 @@ class LocalInstance:
             return self.supervisor.state.info.context
         return load_command(self.model, self._settings).context if self.model else 0
 
+    async def settled(self) -> Up | Down:
+        """Wait until it is up or down."""
+        change = trio.Event()
+
+        def see() -> None:
+            if not isinstance(self.phase, OnItsWay):
+                change.set()
+
+        self.on_change.append(see)
+        see()
+        try:
+            await change.wait()
+        finally:
+            self.on_change.remove(see)
+        phase = self.phase
+        return phase if isinstance(phase, Up | Down) else await self.settled()
+
     def _changed(self) -> None:
         for callback in tuple(self.on_change):
             callback()
@@ -184,11 +205,13 @@ class LocalInstance:
         while True:
             revision = await supervisor.wait_change(revision)
             state = supervisor.state
-            settled = "ready" if state.status == "running" else state.status
-            if settled != shown:
-                shown = settled
-                log = _log.warning if settled == "failed" else _log.info
-                log("runner is " + settled.replace("_", " "), model=self.name, pid=state.pid, reason=state.reason)
+            status = "ready" if state.status == "running" else state.status
+            if status != shown:
+                shown = status
+                if status == "failed":
+                    _log.warning("runner failed", model=self.name, reason=state.reason, stderr=state.stderr[-STDERR_LOGGED:])
+                else:
+                    _log.debug("runner " + status.replace("_", " "), model=self.name, pid=state.pid)
             self._changed()
 
 

@@ -1,9 +1,8 @@
 """Logs: structlog to stderr, for people or for machines. Nothing that a client wrote is logged at info or above."""
 
 import logging
-import sys
 from collections.abc import MutableMapping
-from typing import Any, TextIO
+from typing import Any, Protocol
 
 import structlog
 
@@ -12,9 +11,21 @@ from node.option_values import LogFormat, LogLevel
 SHORT_ID_CHARACTERS = 8  # of a node id's end; its beginning is the same for all
 
 
-def configure(log_format: LogFormat, log_level: LogLevel, node_id: str, stream: TextIO | None = None) -> None:
-    """Send everything that is logged in this process, by libraries too, to `stream` (stderr), each line bound to the node."""
-    stream = sys.stderr if stream is None else stream
+class LogStream(Protocol):
+    """What lines are written to."""
+
+    def write(self, text: str, /) -> object:
+        """Take a piece of text."""
+
+    def flush(self) -> None:
+        """Pass on what was written."""
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal, so that colours show."""
+
+
+def configure(log_format: LogFormat, log_level: LogLevel, node_id: str, stream: LogStream) -> None:
+    """Send everything that is logged in this process, by libraries too, to `stream`, each line bound to the node."""
     level = logging.getLevelNamesMapping()[log_level.upper()]
     short_id = node_id[-SHORT_ID_CHARACTERS:]
 
@@ -49,7 +60,7 @@ def configure(log_format: LogFormat, log_level: LogLevel, node_id: str, stream: 
     )
 
 
-def _renderers(log_format: LogFormat, stream: TextIO) -> list[structlog.typing.Processor]:
+def _renderers(log_format: LogFormat, stream: LogStream) -> list[structlog.typing.Processor]:
     if log_format == "json":
         return [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
     colors = stream.isatty()

@@ -144,6 +144,11 @@ class Node:
                 return f"the model {name!r} can't be served: {phase.reason.removesuffix('.')}"
         return NO_MODEL
 
+    @property
+    def in_flight(self) -> int:
+        """Requests that wait or run."""
+        return len(self._in_flight)
+
     def _instances(self) -> list[LocalInstance]:
         """Those that serve or will."""
         return [instance for instance in self._runners.instances.values() if not isinstance(instance.phase, Down)]

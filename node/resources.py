@@ -1,11 +1,15 @@
 """What this device has to give: memory and processor cores, as far as this process may use them."""
 
+import contextlib
 import os
+import resource
 from pathlib import Path
 
 import psutil
 
 MEMORY_SHARE = 0.75  # of the device's, where no option says how much
+
+FILES_WANTED = 8192
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -30,6 +34,15 @@ def core_count(cgroups: Path = _CGROUPS) -> int:
     physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
     return max(1, min(physical, allowed, _quota(cgroups)))
+
+
+def raise_file_limit() -> None:
+    """Let this process have as many open files as it may: some systems give 256, and each client takes one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_WANTED if hard == resource.RLIM_INFINITY else min(FILES_WANTED, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _quota(cgroups: Path) -> int:
