@@ -11,7 +11,6 @@ from pathlib import Path
 
 from inference import wheel
 from inference.catalogue import CATALOGUE
-from inference.gguf_convert import convert
 from inference.model_directory import Directory, describe, hash_directory, read_directory
 from inference.model_entries import Entry, ModelsDir, Record, Source, Stamp, current, stamp, stamps
 from inference.models import (
@@ -114,6 +113,8 @@ class _Acquisition:
             return self._converted(gguf, partial)
 
     def _converted(self, gguf: Path, partial: Path) -> Record:
+        from inference.gguf_convert import convert  # noqa: PLC0415 - numpy and tokenizers are for conversions alone
+
         made = partial / "converted"
         made.mkdir()
         convert(gguf, made, self._stage("converting"))

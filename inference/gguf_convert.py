@@ -216,7 +216,7 @@ def _in_order(rows: NDArray[Any], head_size: int) -> NDArray[Any]:
     """Rows of whole heads, the pairs of each put back into two halves. Groups run along a row, so nothing else moves."""
     if not head_size:
         return rows
-    return rows.reshape(-1, head_size // 2, 2, rows.shape[-1]).swapaxes(1, 2).reshape(rows.shape)
+    return rows.reshape(-1, head_size // 2, 2, rows.shape[-1]).swapaxes(1, 2).reshape(rows.shape)  # a copy, contiguous
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -210,9 +210,7 @@ def _decode(path: Path) -> Entry | None:
         if path.stat().st_size > ENTRY_BYTES_MAX:
             return None
         entry = decode_entry(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except msgspec.DecodeError:
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
         return None
     except OSError as error:
         raise ModelDiskError(f"{path} can't be read: {error.strerror}.") from error

@@ -9,13 +9,14 @@ import math
 import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from inference.models import ModelDamagedError
+
+if TYPE_CHECKING:  # a node reads headers and does without numpy
+    from numpy.typing import NDArray
 
 HEADER_BYTES_MAX = 100 << 20  # the reference implementation's own bound
 # An offset's digits that the reserved header has room for: files below 10^15 bytes.
@@ -52,7 +53,7 @@ def read_header(path: Path) -> list[StoredTensor]:
     try:
         entries = json.loads(header)
         found = [_entry(name, entry, 8 + length) for name, entry in sorted(entries.items()) if name != "__metadata__"]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise ModelDamagedError(f"{path.name} has a header that can't be read.") from error
     if max((tensor.end for tensor in found), default=8 + length) != size:
         raise ModelDamagedError(f"{path.name} has {size} bytes, not those that its header promises.")
@@ -85,11 +86,11 @@ class SafetensorsWriter:
         self._offset = 0
         file.write(bytes(8 + self._header_bytes))
 
-    def write(self, name: str, dtype: str, shape: Sequence[int], pieces: Iterable[NDArray[Any]]) -> None:
-        """Write one tensor, whose bytes are those of `pieces` one after the other."""
+    def write(self, name: str, dtype: str, shape: Sequence[int], pieces: "Iterable[NDArray[Any]]") -> None:
+        """Write one tensor, whose bytes are those of the contiguous arrays `pieces`, one after the other."""
         start = self._offset
         for piece in pieces:
-            self._file.write(np.ascontiguousarray(piece).data.cast("B"))
+            self._file.write(piece.data.cast("B"))
             self._offset += piece.nbytes
         assert (self._offset - start) * 8 == math.prod(shape) * DTYPE_BITS[dtype], name
         self._entries[name] = _header_entry(dtype, shape, start, self._offset)
