@@ -64,7 +64,7 @@ class Chat:
     async def _run(self, call: ChatCall) -> AsyncIterator[Running]:
         """trio: the call's answer."""
         models = self._service.models()
-        if call.model is None and len(models) > 1:
+        if call.model is None and len({model.model_hash for model in models}) > 1:
             names = ", ".join(repr(model.name) for model in models)
             raise invalid(f"Several models are served here, name one of them: {names}.", "model", "model_required")
         async with self._service.generate(call.model, call.request) as answer:

@@ -71,7 +71,8 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        _log.debug("bad request", remote=request.remote, status=status, reason=message, exc_info=exc)
+        if status < 500:  # all others are the application's to tell
+            _log.debug("a request that is no HTTP", remote=request.remote, kind=type(exc).__name__)
         if request.writer.output_size > 0:
             raise ConnectionError("an answer was begun already")
         reason = (message or "").strip().splitlines()
@@ -79,7 +80,7 @@ class _Connection(web.RequestHandler):
         return error_response(ApiError(status, "bad_http" if status < 500 else "internal_error", text, headers=_CLOSE))
 
 
-_CLOSE = {"Connection": "close"}
+_CLOSE = {"Connection": "close", "Server": "shoal"}
 
 
 def _overloaded() -> bytes:

@@ -76,7 +76,7 @@ class Connection:
         head = (await self._until(b"\r\n\r\n")).decode("latin-1")
         first, *lines = head.split("\r\n")[:-2]
         version, status, _ = first.split(" ", 2)
-        assert version == "HTTP/1.1"
+        assert version in ("HTTP/1.1", "HTTP/1.0")  # the older one answers what is no HTTP
         headers = {}
         for line in lines:
             name, _, value = line.partition(": ")
@@ -167,9 +167,9 @@ class Client:
             await connection.ask(method, path, body, headers, host)
             return await connection.read_reply(method=method)
 
-    async def chat(self, headers: Mapping[str, str] = {}, **body: object) -> Reply:
+    async def chat(self, request_headers: Mapping[str, str] = {}, /, **body: object) -> Reply:
         """A chat completion; messages are a greeting unless given."""
-        return await self.ask("POST", CHAT, {"messages": HI, **body}, headers)
+        return await self.ask("POST", CHAT, {"messages": HI, **body}, request_headers)
 
     @asynccontextmanager
     async def stream(self, **body: object) -> AsyncIterator[Connection]:
@@ -178,13 +178,17 @@ class Client:
             await connection.ask("POST", CHAT, {"messages": HI, "stream": True, **body})
             yield connection
 
+    async def streamed_with(self, connection: Connection, **body: object) -> tuple[dict[str, str], list[str]]:
+        """Headers and events of a streamed chat completion on an open connection."""
+        await connection.ask("POST", CHAT, {"messages": HI, "stream": True, **body})
+        status, headers = await connection.read_head()
+        assert status == 200
+        return headers, [event async for event in connection.events()]
+
     async def streamed(self, **body: object) -> list[str]:
         """The events of a streamed chat completion that is answered with 200."""
-        async with self.stream(**body) as connection:
-            status, headers = await connection.read_head()
-            assert status == 200, (status, await connection.is_closed())
-            assert headers["content-type"] == "text/event-stream; charset=utf-8"
-            return [event async for event in connection.events()]
+        async with self.connect() as connection:
+            return (await self.streamed_with(connection, **body))[1]
 
 
 @asynccontextmanager

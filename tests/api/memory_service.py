@@ -9,14 +9,15 @@ from contextlib import asynccontextmanager
 import trio
 from msgspec import Struct
 
-from inference.requests import END_EVENTS, Accepted, Event, Failed, Refused, Request
+from inference.event_stream import EventStream
+from inference.requests import Event, Refused, Request
 from inference.runner.core import Core
 from inference.runner.fake_engine import FakeEngine, FakeSettings
+from inference.runner_protocol import Step
 from node.service import ModelNotFound, NoRoute, QueueFull, ServedModel
 
 MODEL = ServedModel(name="fake:1", model_hash="ab" * 32, created=1_700_000_000, context=8192)
 NODE_ID = "12D3KooWMemory"
-EVENTS_MAX = 1024
 
 
 class Pace:
@@ -80,7 +81,7 @@ class MemoryService:
         self._core = Core(FakeEngine(settings, MODEL.context, settings.running_max, lambda _number: None))
         self._models = models
         self._waiting_max = waiting_max
-        self._queues: dict[str, trio.MemorySendChannel[Event]] = {}
+        self._streams: dict[str, EventStream] = {}
         self._work = trio.Event()
         self._changed = trio.Event()
 
@@ -106,80 +107,57 @@ class MemoryService:
         if self.no_route is not None:
             raise NoRoute(self.no_route, 500)
         self.requests.append(request)
-        send, receive = trio.open_memory_channel[Event](EVENTS_MAX)
-        first = await self._admitted(request, send)
+        stream = EventStream()
+        await self._admit(request, stream)
         self.running += 1
-        ended = False
-
-        async def events() -> AsyncIterator[Event]:
-            nonlocal ended
-            event = first
-            while True:
-                ended = isinstance(event, END_EVENTS)
-                yield event
-                if ended:
-                    return
-                event = await receive.receive()
-
+        self._change()
         try:
-            yield MemoryAnswer(f"task-{request.request_id[:8]}", NODE_ID, events())
+            yield MemoryAnswer(f"task-{request.request_id[:8]}", NODE_ID, stream)
         finally:
-            if not ended:
+            if not stream.ended.is_set():
                 self.left_early.append(request.request_id)
                 self._core.cancel(request.request_id)
-            self._queues.pop(request.request_id, None)
+            self._streams.pop(request.request_id, None)
             self.running -= 1
             self._change()
 
-    async def _admitted(self, request: Request, send: trio.MemorySendChannel[Event]) -> Event:
-        self._queues[request.request_id] = send
+    async def _admit(self, request: Request, stream: EventStream) -> None:
+        self._streams[request.request_id] = stream
         try:
-            while True:
-                self._core.submit(request)
-                self._work.set()
-                first = self._take_report(request.request_id)
-                if not isinstance(first, Refused):
-                    return first
-                self._join_line()
+            while self._is_refused(request):
+                if self.waiting >= self._waiting_max:
+                    raise QueueFull("Too many requests are waiting here.", 3)  # noqa: TRY301
+                self.waiting += 1
                 try:
                     self._change()
-                    changed = self._changed
-                    await changed.wait()
+                    await self._changed.wait()
                 finally:
                     self.waiting -= 1
         except BaseException:
-            del self._queues[request.request_id]
+            del self._streams[request.request_id]
             self._change()
             raise
 
-    def _join_line(self) -> None:
-        if self.waiting >= self._waiting_max:
-            raise QueueFull("Too many requests are waiting here.", 3)
-        self.waiting += 1
-
-    def _take_report(self, own_id: str) -> Event:
+    def _is_refused(self, request: Request) -> bool:
+        self._core.submit(request)
+        self._work.set()
         report = self._core.report()
         assert report is not None
-        first: Event | None = None
-        for event in report.events:
-            if event.request_id == own_id and isinstance(event, Accepted | Refused | Failed) and first is None:
-                first = event
-            else:
-                self._put(event)
-        assert first is not None
-        return first
+        if any(isinstance(event, Refused) and event.request_id == request.request_id for event in report.events):
+            return True
+        self._deliver(report)
+        return False
 
-    def _put(self, event: Event) -> None:
-        queue = self._queues.get(event.request_id)
-        if queue is not None:
-            queue.send_nowait(event)
+    def _deliver(self, report: Step | None) -> None:
+        for event in report.events if report else ():
+            stream = self._streams.get(event.request_id)
+            if stream is not None:
+                stream.deliver(event)
 
     def crash(self) -> None:
         """End all that runs, as a runner's end does."""
         self._core.fail_all("runner_crashed", "The runner ended with signal 9.")
-        report = self._core.report()
-        for event in report.events if report else ():
-            self._put(event)
+        self._deliver(self._core.report())
 
     async def run(self) -> None:
         """Step as long as there is work."""
@@ -190,6 +168,4 @@ class MemoryService:
             await self.pace.wait()
             await trio.lowlevel.checkpoint()
             self._core.step()
-            report = self._core.report()
-            for event in report.events if report else ():
-                self._put(event)
+            self._deliver(self._core.report())
