@@ -1,6 +1,6 @@
 """`node start`: puts a node together, runs it, and takes it apart. The composition root: it alone may import everything.
 
-In order: configuration, data directory and its lock, identity key, the API's port, the ready lines and `node.json`; the model
+In order: data directory and its lock, identity key, the API's port, the ready lines and `node.json`; the model
 comes meanwhile. At the end, however that comes about: requests end or are ended, the API closes, runners stop, `node.json`
 goes, and the lock last.
 """
@@ -9,7 +9,7 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 import structlog
 import trio
@@ -22,7 +22,7 @@ from inference.model_store import ModelStore
 from inference.runner_protocol import LoadModel
 from inference.runner_state import RunnerProcess
 from node import logs
-from node.config import Config, FlagValue, read
+from node.config import Config
 from node.data_dir import IDENTITY_FILE, DataDirError, NodeFile, locked_data_dir, write_node_file
 from node.errors import CommandError
 from node.local_runners import Down, LocalInstance, LocalRunners, RunnerSettings, open_local_runners
@@ -35,15 +35,14 @@ from p2p.identity import Identity, IdentityError, load_or_create
 _log = structlog.get_logger("node")
 
 
-def start(flags: Mapping[str, FlagValue]) -> None:
+def start(config: Config) -> None:
     """Run a node until it is told to stop.
 
-    Raises: ConfigError; CommandError for whatever keeps a node from starting, or its model from being run.
+    Raises: CommandError for whatever keeps a node from starting, or its model from being run.
     """
     _open_standard_descriptors()
     stop = StopSignals()
     stop.install()
-    config = read(flags)
     line = ProgressLine(sys.stderr)
     try:
         with locked_data_dir(config.data_dir):
