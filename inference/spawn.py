@@ -9,7 +9,8 @@ from collections.abc import Callable
 import trio
 from msgspec import Struct
 
-from inference.runner_protocol import COMMANDS, REPORTS, Command, Report, Shutdown
+from inference.requests import Request
+from inference.runner_protocol import COMMANDS, REPORTS, Cancel, LoadModel, Report, Shutdown, Submit
 from inference.runner_state import RunnerProcess
 from p2p.wire import ProtocolViolation
 
@@ -52,12 +53,23 @@ class Spawn:
         """Its process id."""
         return self._process.pid
 
-    def send(self, command: Command) -> None:
-        """Queue a command.
+    @property
+    def ending(self) -> bool:
+        """Whether it is at its end, or being brought there: no use in sending anything."""
+        return self._exited.is_set() or self._cause is not None
 
-        Raises: ValueError where it is longer than a frame may be.
+    def submit(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises: ValueError where no runner would take it for one, by one sentence.
         """
-        frame = COMMANDS.encode(command)
+        self._queue(COMMANDS.encode_checked(Submit(request)))
+
+    def send(self, command: LoadModel | Cancel | Shutdown) -> None:
+        """Queue a command of our own."""
+        self._queue(COMMANDS.encode(command))
+
+    def _queue(self, frame: bytes) -> None:
         self._outgoing.append(frame)
         self._outgoing_bytes += len(frame)
         if len(self._outgoing) > OUTGOING_FRAMES_MAX or self._outgoing_bytes > OUTGOING_BYTES_MAX:

@@ -31,7 +31,6 @@ from inference.runner_protocol import (
     Report,
     RunnerStatus,
     Step,
-    Submit,
 )
 from inference.runner_state import Launch, RunnerState
 from inference.spawn import Ending, Spawn
@@ -133,7 +132,7 @@ class Supervisor:
             self._ended.set()
 
     async def _live(self) -> Ending:
-        """One spawn from launch to end; its requests have ended when this returns."""
+        """One spawn, from launch to end."""
         number = self._state.spawn + 1
         self._load_failure = None
         self._show(RunnerState(runner_id=self._state.runner_id, status="idle", since=self._wall_clock(), spawn=number))
@@ -260,13 +259,13 @@ class Supervisor:
         spawn = self._spawn
         if request_id in self._streams:
             stream.deliver(Failed(request_id, "invalid_parameter", f"A request with the id {request_id} is still running."))
-        elif spawn is None or self._state.status not in ("ready", "running"):
+        elif spawn is None or spawn.ending or self._state.status not in ("ready", "running"):
             stream.deliver(Refused(request_id, 0, NO_ROOM))
         else:
             try:
-                spawn.send(Submit(request))
-            except ValueError:
-                stream.deliver(Failed(request_id, "invalid_parameter", "The request is too large for a runner."))
+                spawn.submit(request)
+            except ValueError as error:
+                stream.deliver(Failed(request_id, "invalid_parameter", f"The request can't be passed on: {error}."))
             else:
                 self._streams[request_id] = stream
                 return spawn

@@ -44,6 +44,7 @@ from p2p.wire import ProtocolViolation  # noqa: E402
 
 READ_BYTES = 1 << 16
 COMMANDS_MAX = 1024  # taken over but not yet acted on; with more, the pipe is left unread
+COMMANDS_PER_STEP_MAX = 32  # acted on between two steps: a burst of requests must not hold up those that run
 FULL_CHECK_SECONDS = 0.2  # with the pipe unread, how often its end is looked for
 PROGRESS_STEPS_MAX = 100  # how many reports of a loading's progress at most
 
@@ -165,6 +166,16 @@ def _act(core: Core, command: Command) -> None:
         _end(EXIT_VIOLATION, "a second model was asked for")
 
 
+def _take_commands(core: Core, commands: queue.Queue[Command]) -> None:
+    """Act on what has come since the last step; with nothing running, wait for it, without using the CPU."""
+    for _ in range(COMMANDS_PER_STEP_MAX):
+        if commands.empty() and not core.idle:
+            return
+        _act(core, commands.get())
+        if commands.empty():
+            return
+
+
 def _send_events(core: Core) -> None:
     report = core.report()
     if report is not None:
@@ -190,15 +201,13 @@ def main() -> NoReturn:
     engine = _load(commands.queue.get())
     core = Core(engine)
     commands.loaded = True
-    _send(Ready(engine.info))
+    _send(Ready(core.info))
     while True:
-        # With nothing to do it waits for a command, without using the CPU; else it takes what has come since the last step.
-        while core.idle or not commands.queue.empty():
-            _act(core, commands.queue.get())
-            if commands.queue.empty():
-                _send_events(core)
-        _step(core)
+        _take_commands(core, commands.queue)
         _send_events(core)
+        if not core.idle:
+            _step(core)
+            _send_events(core)
 
 
 if __name__ == "__main__":

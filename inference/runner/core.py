@@ -8,8 +8,11 @@ Usage is counted as OpenAI-compatible servers do it: `completion_tokens` are the
 stop string included, the stop token not; a request that ends by length has exactly `max_tokens`.
 """
 
+import msgspec
+
 from inference.requests import (
     Accepted,
+    ChatPrompt,
     ErrorCode,
     Event,
     Failed,
@@ -25,7 +28,7 @@ from inference.requests import (
 )
 from inference.runner.engine import Engine, RequestError, Row, Sampled
 from inference.runner.text import AnswerText
-from inference.runner_protocol import Step
+from inference.runner_protocol import EngineInfo, Step
 
 
 class _Live:
@@ -55,11 +58,16 @@ class Core:
         self._kv_bytes_per_token = info.kv_bytes_per_token
         self._kv_bytes_max = info.kv_bytes_max
         # What the whole KV budget can't hold could never be admitted: it bounds the context.
-        self.context = min(info.context, _whole_steps_within(info.kv_bytes_max, info.kv_bytes_per_token, info.kv_step))
+        self._context = min(info.context, _whole_steps_within(info.kv_bytes_max, info.kv_bytes_per_token, info.kv_step))
         self._live: dict[str, _Live] = {}
         self._kv_bytes = 0  # the sum of all live reservations, never above kv_bytes_max
         self._events: list[Event] = []
         self._steps = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine is, with the context that requests can have here."""
+        return msgspec.structs.replace(self._engine.info, context=self._context)
 
     @property
     def idle(self) -> bool:
@@ -119,15 +127,15 @@ class Core:
         """
         if prompt_count == 0:
             raise RequestError("invalid_parameter", "The prompt is empty: it has no tokens.", "prompt")
-        room = self.context - prompt_count
+        room = self._context - prompt_count
         wanted = request.max_tokens or 1
         if wanted > room:
             answer = "at least 1 for the answer" if request.max_tokens is None else f"{wanted} for the answer"
             raise RequestError(
                 "context_length_exceeded",
-                f"The context is {self.context} tokens, but the request asks for {prompt_count + wanted}: "
+                f"The context is {self._context} tokens, but the request asks for {prompt_count + wanted}: "
                 f"{prompt_count} in the prompt and {answer}.",
-                "messages" if request.max_tokens is None or room < 1 else "max_tokens",
+                "max_tokens" if room > 0 else "messages" if isinstance(request.prompt, ChatPrompt) else "prompt",
             )
         return room if request.max_tokens is None else request.max_tokens
 

@@ -224,7 +224,7 @@ def test_the_context_holds_prompt_and_answer(prompt_count: int, max_tokens: int 
 
 def test_what_the_whole_budget_cannot_hold_is_no_question_of_room() -> None:
     core = make_core(context=8192, kv_bytes_max=64 * 1024)
-    assert core.context == 64
+    assert core.info.context == 64
     core.submit(make_request(max_tokens=100))
     (event,) = taken(core)
     assert isinstance(event, Failed)

@@ -11,7 +11,7 @@ from trio.testing import MockClock, lockstep_stream_one_way_pair, memory_stream_
 from inference import spawn as spawn_module
 from inference.requests import Request, Sampling, TextPrompt
 from inference.restart import RestartPolicy
-from inference.runner_protocol import COMMANDS, Cancel, Command, LoadModel, Shutdown, Submit
+from inference.runner_protocol import COMMANDS, Cancel, Command, LoadModel, Shutdown
 from inference.runner_state import RunnerProcess
 from inference.spawn import Spawn, exit_sentence, last_lines
 from inference.supervisor import Supervisor
@@ -79,9 +79,9 @@ async def test_the_bytes_unread_are_bounded_too(autojump_clock: MockClock, monke
     monkeypatch.setattr(spawn_module, "OUTGOING_BYTES_MAX", 10_000)
     process = StubbornProcess()
     spawn = Spawn(process)
-    spawn.send(Submit(Request(request_id="a", prompt=TextPrompt("x" * 9000), sampling=Sampling(seed=1))))
+    spawn.submit(Request(request_id="a", prompt=TextPrompt("x" * 9000), sampling=Sampling(seed=1)))
     assert process.signals == []
-    spawn.send(Submit(Request(request_id="b", prompt=TextPrompt("x" * 9000), sampling=Sampling(seed=1))))
+    spawn.submit(Request(request_id="b", prompt=TextPrompt("x" * 9000), sampling=Sampling(seed=1)))
     assert [name for _, name in process.signals] == ["kill"]
 
 

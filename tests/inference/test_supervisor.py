@@ -17,7 +17,7 @@ import trio
 
 from inference import supervisor as supervisor_module
 from inference.launcher import ROOT, LaunchedRunner, launch_runner, runner_environment
-from inference.requests import Accepted, Event, Failed, Finished, Refused, Request, Sampling, TextPrompt, Tokens
+from inference.requests import Accepted, ChatPrompt, Event, Failed, Finished, Refused, Request, Sampling, TextPrompt, Tokens
 from inference.restart import RestartPolicy
 from inference.runner import fake_vocabulary
 from inference.runner_protocol import TRANSITIONS, LoadModel, RunnerStatus
@@ -76,9 +76,13 @@ def make_request(
     text: str = "hello",
     **fields: Any,  # noqa: ANN401 - any type
 ) -> Request:
-    return Request(
-        request_id=request_id, prompt=TextPrompt(text), sampling=Sampling(seed=seed), max_tokens=max_tokens, **fields
-    )
+    made: dict[str, Any] = {
+        "request_id": request_id,
+        "prompt": TextPrompt(text),
+        "sampling": Sampling(seed=seed),
+        "max_tokens": max_tokens,
+    }
+    return Request(**made | fields)
 
 
 async def answer(supervisor: Supervisor, request: Request) -> list[Event]:
@@ -350,6 +354,27 @@ async def test_without_a_ready_runner_a_request_is_refused(tmp_path: Path) -> No
         (end,) = await answer(supervisor, make_request())
         assert isinstance(end, Refused)
         assert end.load.running_max == 0
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        make_request("bad", sampling=Sampling(seed=-1)),
+        make_request("bad", sampling=Sampling(seed=1, temperature=9)),
+        make_request("bad", stop=("x",) * 17),
+        make_request("bad", prompt=ChatPrompt(({"role": "user", "number": 1 << 80},))),
+        make_request("bad", text="\ud800"),
+    ],
+)
+async def test_a_request_that_no_runner_would_take_fails_alone(tmp_path: Path, bad: Request) -> None:
+    async with running(tmp_path) as supervisor:
+        state = await reach_status(supervisor, "ready")
+        (end,) = await answer(supervisor, bad)
+        assert isinstance(end, Failed)
+        assert end.code == "invalid_parameter"
+        request = make_request()
+        assert text_of(await answer(supervisor, request)) == expected_answer(request)
+        assert supervisor.state.pid == state.pid
 
 
 async def test_refusals_of_the_runner_come_through(tmp_path: Path) -> None:

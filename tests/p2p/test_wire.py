@@ -102,6 +102,36 @@ def test_deep_nesting_is_a_violation() -> None:
         codec.decode(b"\x91" * 100_000)
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        Ping("one"),  # type: ignore[arg-type]
+        Ping(1 << 70),
+        Ping(1, "\ud800"),
+        Data(b"", (object(),)),  # type: ignore[arg-type]
+        Data(b"x" * CAP),
+    ],
+)
+def test_what_the_other_end_would_not_take_is_seen_before_it_is_sent(message: Message) -> None:
+    with pytest.raises(ValueError, match=r".") as caught:
+        CODEC.encode_checked(message)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_deep_nesting_is_seen_before_it_is_sent() -> None:
+    codec: FrameCodec[object] = FrameCodec(object, 1 << 20)
+    nested: object = 1
+    for _ in range(5000):
+        nested = [nested]
+    with pytest.raises(ValueError, match=r"."):
+        codec.encode_checked(nested)
+
+
+@given(MESSAGES)
+def test_checked_frames_are_the_same_frames(messages: list[Message]) -> None:
+    assert [CODEC.encode_checked(message) for message in messages] == [CODEC.encode(message) for message in messages]
+
+
 def test_values_out_of_range_are_violations() -> None:
     for body in (
         {"type": "ping", "number": "one"},
