@@ -120,12 +120,12 @@ def _http_error(identity: str, error: Exception, status: int) -> ModelError:
         return ModelNotFoundError(
             f"{identity.partition('@')[0]} has no revision {identity.partition('@')[2] or 'main'} on {hub}."
         )
+    here = f"; the directory of that name is written ./{identity}" if Path(identity).is_dir() else ""
     if status == 404:
-        here = f"; the directory of that name is written ./{identity}" if Path(identity).is_dir() else ""
         return ModelNotFoundError(f"There is no repository {identity} on {hub}, or it is private{here}.")
     if status in {401, 403}:
         return ModelAccessError(
-            f"{hub} does not give {identity} to you ({status}): it doesn't exist, or it needs a token (HF_TOKEN)."
+            f"{hub} has no {identity} for you ({status}): it doesn't exist, or needs a token (HF_TOKEN){here}."
         )
     return ModelNetworkError(f"{identity} could not be fetched: {hub} answered {status}.")
 

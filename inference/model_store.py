@@ -123,7 +123,9 @@ class ModelStore:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=self._environment | own | {"PYTHONPATH": path, "PYTHONUTF8": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
+                env=self._environment
+                | own
+                | {"PYTHONPATH": path, "PYTHONUTF8": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"},
                 start_new_session=True,
             )
         except OSError as error:
