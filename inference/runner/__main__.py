@@ -24,7 +24,7 @@ import threading  # noqa: E402
 import traceback  # noqa: E402
 from typing import NoReturn  # noqa: E402
 
-from inference.runner.core import Core  # noqa: E402
+from inference.runner.core import Core, one_line  # noqa: E402
 from inference.runner.engine import Engine, EngineFactory, LoadError  # noqa: E402
 from inference.runner_protocol import (  # noqa: E402
     COMMANDS,
@@ -121,6 +121,8 @@ class _Progress:
         self._warming_up = False
 
     def __call__(self, done: int, total: int) -> None:
+        if self._warming_up:
+            return
         step = PROGRESS_STEPS_MAX * done // max(total, 1)
         if step > self._reported:
             self._reported = step
@@ -146,7 +148,7 @@ def _load(command: Command) -> Engine:
         _end(EXIT_LOAD_FAILED)
     except Exception as error:  # noqa: BLE001 - a library's fault in loading is told in one sentence, with details on stderr
         traceback.print_exc()
-        _send(LoadFailed(f"The model can't be loaded: {type(error).__name__}: {error}"))
+        _send(LoadFailed(f"The model can't be loaded: {one_line(error)}."))
         _end(EXIT_LOAD_FAILED)
     progress.warm_up()
     return engine
@@ -187,14 +189,18 @@ def _step(core: Core) -> None:
         core.step()
     except Exception as error:  # noqa: BLE001 - the engine is in no known state: a fresh process is the way out
         traceback.print_exc()
-        core.fail_all("engine_error", f"The engine failed: {type(error).__name__}: {error}")
+        core.fail_all("engine_error", f"The engine failed: {one_line(error)}.")
         _send_events(core)
         _end(EXIT_ENGINE_BROKEN, "the engine raised in a step")
 
 
 def main() -> NoReturn:
     """Load the model that the first command names, then serve until told to stop."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches the whole process group; stopping is the node's
+    # Stopping is the node's affair, a Ctrl-C is not for a runner; SIGTERM ends it at once, whatever it was started with: a
+    # handler in Python would not run during an evaluation.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     faulthandler.enable()
     commands = _Commands()
     commands.start()

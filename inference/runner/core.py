@@ -30,6 +30,8 @@ from inference.runner.engine import Engine, RequestError, Row, Sampled
 from inference.runner.text import AnswerText
 from inference.runner_protocol import EngineInfo, Step
 
+ERROR_CHARACTERS_MAX = 300
+
 
 class _Live:
     """An admitted request."""
@@ -86,7 +88,8 @@ class Core:
         except RequestError as error:
             self._events.append(Failed(request.request_id, error.code, str(error), error.param))
         except Exception as error:  # noqa: BLE001 - whatever one request makes an engine raise is that request's end alone
-            self._events.append(Failed(request.request_id, "engine_error", _sentence(error)))
+            self._engine.remove(request.request_id)
+            self._events.append(Failed(request.request_id, "engine_error", f"The engine failed on it: {one_line(error)}."))
 
     def _admit(self, request: Request) -> None:
         request_id = request.request_id
@@ -95,20 +98,20 @@ class Core:
             raise RequestError("invalid_parameter", f"A request with the id {request_id} is already running here.")
         prompt_ids = self._engine.tokenize(request.prompt)
         max_tokens = self._max_tokens(request, len(prompt_ids))
-        text = AnswerText(self._engine.decode, request.stop, request.generated, request.given_characters)
         remaining = max_tokens - len(request.generated)
-        if text.stopped or remaining <= 0:
-            self._end_at_once(request, prompt_ids, text)
-            return
         row = Row(
             request_id=request_id,
             prompt_ids=prompt_ids,
             generated=request.generated,
-            token_count_max=remaining,
+            token_count_max=max(1, remaining),
             sampling=request.sampling,
             top_logprobs=request.top_logprobs,
         )
         self._engine.check(row)
+        text = AnswerText(self._engine.decode, request.stop, request.generated, request.given_characters)
+        if text.stopped or remaining <= 0:
+            self._end_at_once(request, prompt_ids, text)
+            return
         kv_bytes = self._kv_needed(len(prompt_ids) + max_tokens)
         if len(self._live) >= self._running_max or self._kv_bytes + kv_bytes > self._kv_bytes_max:
             self._events.append(Refused(request_id, kv_bytes, self.load))
@@ -233,6 +236,7 @@ def _whole_steps_within(kv_bytes_max: int, kv_bytes_per_token: int, kv_step: int
     return kv_bytes_max // (kv_bytes_per_token * kv_step) * kv_step
 
 
-def _sentence(error: Exception) -> str:
-    """One line for people about an error that nobody foresaw."""
-    return f"The engine failed on this request: {type(error).__name__}: {error}".splitlines()[0]
+def one_line(error: Exception) -> str:
+    """An error that nobody foresaw, short enough for a sentence to people."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= ERROR_CHARACTERS_MAX else text[: ERROR_CHARACTERS_MAX - 3] + "..."

@@ -27,6 +27,7 @@ from inference.requests import (
 )
 from inference.runner import fake_vocabulary
 from inference.runner.core import Core
+from inference.runner.engine import Row
 from inference.runner.fake_engine import FakeEngine, FakeSettings
 from inference.runner_protocol import Step
 from tests.fake_model import expected_ids, expected_text
@@ -297,6 +298,10 @@ class TestFailures:
         end = self.alone(make_core(template_error="No such role."), make_request("bad", prompt))
         assert (end.code, end.message) == ("template_error", "No such role.")
 
+    def test_generated_ids_that_are_no_tokens(self) -> None:
+        end = self.alone(make_core(), make_request("bad", generated=(1 << 30,), max_tokens=5))
+        assert (end.code, end.param) == ("invalid_parameter", "generated")
+
     def test_a_parameter_that_the_engine_cannot_honour(self) -> None:
         end = self.alone(make_core(), make_request("bad", sampling=Sampling(seed=1, logit_bias=((1 << 30, 1.0),))))
         assert (end.code, end.param) == ("invalid_parameter", "logit_bias")
@@ -315,12 +320,29 @@ class TestFailures:
             def tokenize(self, prompt: object) -> tuple[int, ...]:
                 if prompt == TextPrompt("stumble"):
                     raise ValueError("first line\nsecond line")
+                if prompt == TextPrompt("tumble"):
+                    raise ValueError("x" * 10_000)
                 return super().tokenize(prompt)  # type: ignore[arg-type]
 
-        end = self.alone(Core(Stumbling(FakeSettings(), 8192, 8, lambda _: None)), make_request("bad", prompt="stumble"))
+        def core() -> Core:
+            return Core(Stumbling(FakeSettings(), 8192, 8, lambda _: None))
+
+        assert len(self.alone(core(), make_request("bad", prompt="tumble")).message) < 400
+        end = self.alone(core(), make_request("bad", prompt="stumble"))
         assert end.code == "engine_error"
-        assert "first line" in end.message
-        assert "\n" not in end.message
+        assert end.message == "The engine failed on it: ValueError: first line second line."
+
+    def test_a_request_that_the_engine_has_half_taken_on(self) -> None:
+        class Half(FakeEngine):
+            def insert(self, row: Row) -> int:
+                cached = super().insert(row)
+                if row.request_id == "bad":
+                    raise RuntimeError("no more room")
+                return cached
+
+        core = Core(Half(FakeSettings(), 8192, 8, lambda _: None))
+        assert self.alone(core, make_request("bad")).code == "engine_error"
+        assert core.load.kv_bytes == 0
 
     def test_an_id_that_is_in_use(self) -> None:
         core = make_core()

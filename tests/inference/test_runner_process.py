@@ -4,7 +4,7 @@ import contextlib
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,10 @@ END_SECONDS_MAX = 20.0
 class Runner:
     """A runner process as a node without any mercy would drive it: blocking, and in the order of the test."""
 
-    def __init__(self, command: LoadModel) -> None:
+    def __init__(self, command: LoadModel, program: Sequence[str] = (sys.executable, "-P", "-m", "inference.runner")) -> None:
         self.command = command
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "inference.runner"],
+            program,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -261,6 +261,22 @@ def test_it_can_be_terminated_wherever_it_is(start: Start) -> None:
     runner.next_report()
     runner.process.terminate()
     assert runner.wait() == -signal.SIGTERM
+
+
+def test_it_can_be_terminated_whatever_its_parent_did_about_signals(tmp_path: Path) -> None:
+    """Ignored and blocked signals are inherited."""
+    script = (
+        "import os, signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM});"
+        "os.execv(sys.executable, [sys.executable, '-P', '-m', 'inference.runner'])"
+    )
+    runner = Runner(load_command(make_fake(tmp_path)), [sys.executable, "-c", script])
+    try:
+        runner.load()
+        runner.process.terminate()
+        assert runner.wait() == -signal.SIGTERM
+    finally:
+        runner.close()
 
 
 def test_a_shutdown_while_loading_is_heard(start: Start) -> None:
