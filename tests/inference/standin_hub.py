@@ -20,7 +20,7 @@ COMMIT_DIGITS = 40
 class StandinHub:
     """Serves directories as repositories. Every request is kept in `log` as (method, path, Range or "").
 
-    `break_after`: how many bytes of a large file are sent before the connection breaks, each time. `hold`: called with the
+    `break_after`: called for each large file, how many bytes are sent before the connection breaks. `hold`: called with the
     bytes sent of a large file, after each piece; it may block. `gated`, `private`: repositories that want the token.
     """
 
@@ -28,7 +28,7 @@ class StandinHub:
         self.repositories, self.token = dict(repositories), token
         self.gated: set[str] = set()
         self.private: set[str] = set()
-        self.break_after: int | None = None
+        self.break_after: Callable[[], int | None] = lambda: None
         self.ignores_range = False
         self.corrupt = False
         self.hold: Callable[[int], None] | None = None
@@ -170,10 +170,10 @@ def _answering(hub: StandinHub) -> type[BaseHTTPRequestHandler]:
             self._send_slowly(body)
 
         def _send_slowly(self, body: bytes) -> None:
-            sent = 0
+            sent, break_after = 0, hub.break_after()
             try:
                 while sent < len(body):
-                    if hub.break_after is not None and sent >= hub.break_after:
+                    if break_after is not None and sent >= break_after:
                         self.close_connection = True
                         return
                     piece = body[sent : sent + (256 << 10)]

@@ -74,21 +74,28 @@ async def test_only_what_is_needed_is_fetched_and_only_once(store: ModelStore, h
     assert hub.log == []
 
 
-async def test_a_connection_that_breaks_is_taken_up_where_it_broke(store: ModelStore, hub: StandinHub, large: Path) -> None:
-    hub.break_after = 4 << 20
+@pytest.mark.parametrize("ignores_range", [False, True])
+async def test_a_connection_that_breaks_is_taken_up_where_it_broke(
+    ignores_range: bool, store: ModelStore, hub: StandinHub, large: Path
+) -> None:
+    """Or, where the server can only send the whole file, from the beginning."""
+    left = [4 << 20, 3 << 20] if ignores_range else [4 << 20] * 9
+    hub.break_after = lambda: left.pop(0) if left else None
+    hub.ignores_range = ignores_range
     model = await store.resolve("org/large", _quiet)
 
     assert _bytes(model) == (large / WEIGHTS).read_bytes()
-    starts = [int(wanted.removeprefix("bytes=").rstrip("-")) for wanted in hub.ranges(WEIGHTS)]
+    starts = [_start(wanted) for wanted in hub.ranges(WEIGHTS)]
     assert starts[0] == 0
     assert len(starts) > 2
-    assert starts == sorted(set(starts))
+    assert min(starts[1:]) > 0
 
 
-@pytest.mark.parametrize("ignores_range", [False, True])
-async def test_a_killed_fetch_goes_on_where_it_stopped(
-    ignores_range: bool, store: ModelStore, hub: StandinHub, large: Path, tmp_path: Path
-) -> None:
+def _start(wanted: str) -> int:
+    return int(wanted.removeprefix("bytes=").rstrip("-"))
+
+
+async def test_a_killed_fetch_goes_on_where_it_stopped(store: ModelStore, hub: StandinHub, large: Path, tmp_path: Path) -> None:
     killed = threading.Event()
 
     def slowly(sent: int) -> None:
@@ -109,11 +116,10 @@ async def test_a_killed_fetch_goes_on_where_it_stopped(
     assert list((tmp_path / "hf").rglob("*.incomplete")) != []
 
     hub.log.clear()
-    hub.ignores_range = ignores_range
     model = await store.resolve("org/large", _quiet)
     assert _bytes(model) == (large / WEIGHTS).read_bytes()
     (wanted,) = hub.ranges(WEIGHTS)
-    assert int(wanted.removeprefix("bytes=").rstrip("-")) > 2 << 20
+    assert _start(wanted) > 2 << 20
     assert list((tmp_path / "hf").rglob("*.incomplete")) == []
 
 
