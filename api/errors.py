@@ -70,6 +70,11 @@ class ApiError(Exception):
         )
 
 
+def sentence(text: str) -> str:
+    """The same with a full stop, as all messages have here; its first word may be a model's name and stays."""
+    return text if text.endswith((".", "!", "?")) else text + "."
+
+
 def invalid(message: str, param: str | None, code: str = "invalid_value") -> ApiError:
     """The request is at fault: 400."""
     return ApiError(400, code, message, param)
@@ -82,22 +87,23 @@ def unsupported(param: str, reason: str) -> ApiError:
 
 def of_generate_error(error: GenerateError) -> ApiError:
     """What the sender of a request that did not start is told."""
+    message = sentence(str(error))
     match error:
         case ModelNotFound():
-            return ApiError(404, "model_not_found", str(error), "model")
+            return ApiError(404, "model_not_found", message, "model")
         case QueueFull():
-            return ApiError(429, "queue_full", str(error), retry_after=error.retry_after)
+            return ApiError(429, "queue_full", message, retry_after=error.retry_after)
         case NoRoute():
-            return ApiError(503, "no_route", str(error), retry_after=error.retry_after)
+            return ApiError(503, "no_route", message, retry_after=error.retry_after)
         case _:
-            return ApiError(400, "invalid_request", str(error), "model")
+            return ApiError(400, "invalid_request", message, "model")
 
 
 def of_failure(failed: Failed) -> ApiError:
     """What the sender of a request that started, or that the engine would not start, is told."""
     status = _FAILURE_STATUS[failed.code]
     param = failed.param or _FAILURE_PARAM.get(failed.code)
-    return ApiError(status, failed.code, failed.message, param, retry_after=1 if status == 503 else None)
+    return ApiError(status, failed.code, sentence(failed.message), param, retry_after=1 if status == 503 else None)
 
 
 def cancelled() -> ApiError:

@@ -3,7 +3,7 @@
 from aiohttp import web
 
 from api.bridge import Bridge
-from api.errors import ApiError
+from api.errors import ApiError, sentence
 from api.exchange import Exchange, json_response
 from node.service import ServedModel, Service
 
@@ -56,7 +56,7 @@ class Models:
         """
         reason = await self._bridge.call(self._reason)
         if reason is not None:
-            raise ApiError(503, "not_ready", reason, retry_after=1)
+            raise ApiError(503, "not_ready", sentence(reason), retry_after=1)
         return json_response({"status": "ready"}, exchange.headers)
 
     # The service is asked in its own trio run, never from asyncio's thread.

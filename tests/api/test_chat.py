@@ -1,113 +1,23 @@
 """Chat completions over real sockets. Numbers are those of public reports."""
 
 import json
-from itertools import pairwise
-from typing import Any
 
 import pytest
 import trio
 
-from api.openai import SEED_MASK
 from api.settings import Draws
 from inference.runner.fake_engine import FakeSettings
 from node.service import ServedModel
 from tests.api import strict_openai
+from tests.api.chat_contract import CHECKS, Check
 from tests.api.http_client import CHAT, HI, Client, documents, serving, text_of
 from tests.api.memory_service import MODEL, NODE_ID, MemoryService
 
 
-async def test_a_whole_answer_is_openais() -> None:
-    async with serving(MemoryService()) as client:
-        reply = await client.chat(model="fake:1", max_tokens=6, seed=1, logprobs=True, top_logprobs=2)
-
-    assert reply.status == 200
-    answer = strict_openai.whole(reply.body)
-    assert answer.model == "fake:1"
-    assert answer.id.startswith("chatcmpl-")
-    assert answer.choices[0].finish_reason == "length"  # 26
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens == 6  # 27
-    assert answer.choices[0].logprobs is not None
-    assert len(answer.choices[0].logprobs.content or []) == 6
-    assert reply.headers["x-shoal-accepted-by"] == reply.headers["x-shoal-executed-by"] == NODE_ID
-    assert reply.headers["x-shoal-task"].startswith("task-")
-
-
-async def test_a_stream_equals_the_whole_answer_1_2_3_6_7_8_22_25() -> None:
-    body: dict[str, Any] = {"model": "fake:1", "max_tokens": 20, "temperature": 0}
+@pytest.mark.parametrize("check", CHECKS)
+async def test_the_contract(check: Check) -> None:
     async with serving(MemoryService(FakeSettings(stop_one_in=0))) as client:
-        whole = strict_openai.whole((await client.chat(**body)).body)
-        async with client.connect() as connection:
-            await client.streamed_with(connection, **body)
-            headers, events = await client.streamed_with(connection, **body)  # it is good for another request
-
-    assert headers["content-type"] == "text/event-stream; charset=utf-8"
-    assert headers["cache-control"] == "no-cache"
-    assert headers["x-accel-buffering"] == "no"
-    assert headers["transfer-encoding"] == "chunked"
-    assert "content-encoding" not in headers
-    assert headers["x-shoal-executed-by"] == NODE_ID
-    chunks = [strict_openai.chunk(event) for event in events[:-1]]
-    assert len(chunks) == 1 + 20 + 1  # role, one for each token, finish
-    assert text_of(documents(events)) == whole.choices[0].message.content
-    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason == "length"
-
-
-async def test_usage_comes_when_asked_for_and_only_then_10_11_30() -> None:
-    async with serving(MemoryService()) as client:
-        plain = documents(await client.streamed(max_tokens=3))
-        asked = documents(await client.streamed(max_tokens=3, stream_options={"include_usage": True}))
-
-    assert all(chunk["choices"] for chunk in plain)
-    assert all("usage" not in chunk for chunk in plain)
-    *chunks, last = asked
-    assert all(chunk["usage"] is None and chunk["choices"] for chunk in chunks)
-    assert last["choices"] == []
-    usage = last["usage"]
-    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
-    assert usage["completion_tokens"] == 3
-
-
-async def test_ids_are_unique_and_the_same_within_an_answer() -> None:
-    async with serving(MemoryService()) as client:
-        answers = [documents(await client.streamed(max_tokens=2)) for _ in range(3)]
-
-    ids = [{chunk["id"] for chunk in answer} for answer in answers]
-    assert all(len(each) == 1 for each in ids)
-    assert len(set.union(*ids)) == 3
-
-
-async def test_a_stop_string_is_no_part_of_the_text_16_19() -> None:
-    async with serving(MemoryService(FakeSettings(stop_one_in=0))) as client:
-        plain = strict_openai.whole((await client.chat(temperature=0, max_tokens=40)).body)
-        text = plain.choices[0].message.content or ""
-        stop = text[15:18]  # over token borders, wherever they are
-        body: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "stop": [stop]}
-        stopped = strict_openai.whole((await client.chat(**body)).body)
-        chunks = documents(await client.streamed(**body))
-
-    assert stopped.choices[0].message.content == text[: text.index(stop)] == text_of(chunks)
-    assert stopped.choices[0].finish_reason == chunks[-1]["choices"][0]["finish_reason"] == "stop"
-
-
-async def test_text_held_back_for_a_stop_string_comes_when_none_follows_17() -> None:
-    async with serving(MemoryService(FakeSettings(stop_one_in=0))) as client:
-        plain = documents(await client.streamed(temperature=0, max_tokens=20))
-        text = text_of(plain)
-        held = documents(await client.streamed(temperature=0, max_tokens=20, stop=[text[-2:] + "\0"]))
-
-    assert text_of(held) == text
-
-
-async def test_a_seed_gives_the_same_answer_and_no_seed_another_40() -> None:
-    async with serving(service := MemoryService(FakeSettings(stop_one_in=0))) as client:
-        seeded = [(await client.chat(seed=42, temperature=1, max_tokens=16)).json() for _ in range(3)]
-        unseeded = [(await client.chat(temperature=1, max_tokens=16)).json() for _ in range(3)]
-
-    texts = [answer["choices"][0]["message"]["content"] for answer in seeded]
-    assert texts[0] == texts[1] == texts[2]
-    assert len({answer["choices"][0]["message"]["content"] for answer in unseeded}) == 3
-    assert all(0 <= request.sampling.seed <= SEED_MASK for request in service.requests)
+        await check(client)
 
 
 async def test_ids_seeds_and_times_are_drawn_from_outside() -> None:
@@ -141,15 +51,6 @@ async def test_a_request_that_the_engine_refuses_is_the_clients_fault_34_46() ->
 
             assert (reply.status, reply.error()["code"]) == (400, "template_error")
             assert "System role" in reply.error()["message"]
-
-
-async def test_bad_parameters_are_refused_before_a_stream_begins_21() -> None:
-    async with serving(service := MemoryService()) as client:
-        for param, value in (("max_tokens", 0), ("n", 2), ("messages", [])):
-            reply = await client.chat(**{param: value}, stream=True)
-            assert (reply.status, reply.error()["param"]) == (400, param)
-
-    assert service.requests == []
 
 
 async def test_unknown_models_53_54() -> None:
@@ -286,23 +187,6 @@ async def test_tokens_that_are_ready_at_once_are_separate_events() -> None:
     assert len(documents(events)) == len(events) - 1
 
 
-async def test_streams_do_not_mix() -> None:
-    service = MemoryService(FakeSettings(stop_one_in=0))
-    answers: dict[int, tuple[str, str]] = {}
-
-    async def ask(client: Client, number: int) -> None:
-        body: dict[str, Any] = {"messages": [{"role": "user", "content": str(number)}], "max_tokens": 30, "temperature": 0}
-        streamed = text_of(documents(await client.streamed(**body)))
-        answers[number] = streamed, (await client.chat(**body)).json()["choices"][0]["message"]["content"]
-
-    async with serving(service) as client, trio.open_nursery() as nursery:
-        for number in range(20):
-            nursery.start_soon(ask, client, number)
-
-    assert all(streamed == whole for streamed, whole in answers.values())
-    assert len({streamed for streamed, _ in answers.values()}) == 20
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_serving_that_ends_tells_open_answers_so(stream: bool) -> None:
     service = MemoryService(FakeSettings(stop_one_in=0))
@@ -337,12 +221,3 @@ async def test_serving_that_ends_tells_open_answers_so(stream: bool) -> None:
     else:
         assert replies == [(503, "node_stopping")]
     assert service.running == 0
-
-
-async def test_chunks_of_one_stream_are_in_order() -> None:
-    async with serving(MemoryService(FakeSettings(stop_one_in=0))) as client:
-        whole = (await client.chat(seed=3, max_tokens=200)).json()["choices"][0]["message"]["content"]
-        chunks = documents(await client.streamed(seed=3, max_tokens=200))
-
-    assert text_of(chunks) == whole
-    assert all(one["created"] == other["created"] for one, other in pairwise(chunks))

@@ -11,7 +11,7 @@ from node.service import GenerateError, ModelNotFound, NoRoute, QueueFull
 DID_NOT_START: dict[str, tuple[GenerateError, int, str, str | None, str | None]] = {
     "53: unknown model": (ModelNotFound("x."), 404, "model_not_found", "model", None),
     "58: no route": (NoRoute("x.", 7), 503, "no_route", None, "7"),
-    "no route for long": (NoRoute("x.", 900), 503, "no_route", None, "60"),
+    "no route for long": (NoRoute("x", 900), 503, "no_route", None, "60"),
     "queue full": (QueueFull("x.", 0), 429, "queue_full", None, "1"),
     "any other": (GenerateError("x."), 400, "invalid_request", "model", None),
 }
