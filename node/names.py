@@ -28,11 +28,11 @@ def resolve(asked: str | None, served: Sequence[ServedName], aliases: Mapping[st
     Names are compared as written first, then without regard to case. No name at all means the only model served.
     """
     if not served:
-        return Unknown("no model is served here")
+        return Unknown("No model is served here.")
     if not asked:
         if len(served) == 1:
             return served[0].name
-        return Unknown(f"the request names no model, and several are served here: {_listed(model.name for model in served)}")
+        return Unknown(f"The request names no model, and several are served here: {_listed(model.name for model in served)}.")
     target = aliases.get(asked) or {alias.casefold(): model for alias, model in aliases.items()}.get(asked.casefold(), asked)
     found = _among(target, served)
     if not found and target.casefold() == DEFAULT_NAME:
@@ -40,10 +40,10 @@ def resolve(asked: str | None, served: Sequence[ServedName], aliases: Mapping[st
     if len(found) == 1:
         return found[0]
     if found:
-        return Unknown(f"the name {target!r} fits several models here: {_listed(found)}")
+        return Unknown(f"The name {target!r} fits several models here: {_listed(found)}.")
     if target != asked:
-        return Unknown(f"{asked!r} stands for the model {target!r}, which is not served here")
-    return Unknown(f"the model {asked!r} is not served here; {_suggestion(asked, served, aliases)}")
+        return Unknown(f"{asked!r} stands for the model {target!r}, which is not served here.")
+    return Unknown(f"The model {asked!r} is not served here; {_suggestion(asked, served, aliases)}")
 
 
 def _among(asked: str, served: Sequence[ServedName]) -> list[str]:
@@ -69,7 +69,7 @@ def short_forms(name: str) -> set[str]:
 def _suggestion(asked: str, served: Sequence[ServedName], aliases: Mapping[str, str]) -> str:
     names = {name.casefold(): name for name in (*(model.name for model in served), *aliases)}
     near = [names[match] for match in difflib.get_close_matches(asked.casefold(), names, NEAR_NAMES_MAX)]
-    return f"did you mean {_listed(near, ' or ')}?" if near else f"served here: {_listed(names.values())}"
+    return f"did you mean {_listed(near, ' or ')}?" if near else f"served here: {_listed(names.values())}."
 
 
 def _listed(names: Iterable[str], separator: str = ", ") -> str:

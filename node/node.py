@@ -15,14 +15,14 @@ from inference.requests import END_EVENTS, Event, Failed, Finished, Request
 from node.config import Config
 from node.local_runners import Down, LocalInstance, LocalRunners, OnItsWay, Up
 from node.names import ServedName, Unknown, resolve
-from node.reception import Reception, Seats, Started, Ticket
+from node.reception import Reception, Seats, Started, Ticket, cannot_serve
 from node.service import Answer, ModelNotFound, NoRoute, ServedModel
 from node.waiting import RETRY_SECONDS_MAX, retry_seconds
 
 DURATIONS_MAX = 32  # of the requests that ended last; what Retry-After is worked out from
 
-STOPPING = "this node is stopping"
-NO_MODEL = "no model runs on this node: start it with --model MODEL"
+STOPPING = "This node is stopping."
+NO_MODEL = "No model runs on this node: start it with --model MODEL."
 
 _log = structlog.get_logger("tasks")
 
@@ -138,10 +138,10 @@ class Node:
             return None
         for name, phase in phases.items():
             if isinstance(phase, OnItsWay):
-                return f"the model {name!r} is {phase.text}"
+                return f"The model {name!r} is {phase.text}."
         for name, phase in phases.items():
             if isinstance(phase, Down):
-                return f"the model {name!r} can't be served: {phase.reason.removesuffix('.')}"
+                return cannot_serve(name, phase)
         return NO_MODEL
 
     @property

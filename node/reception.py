@@ -155,8 +155,7 @@ class Reception:
                 raise NoRoute(self._closed, RETRY_SECONDS_MAX)
             phase = self._instance.phase
             if isinstance(phase, Down):
-                reason = phase.reason.removesuffix(".")
-                raise NoRoute(f"the model {self._instance.name!r} can't be served: {reason}", RETRY_SECONDS_MAX)
+                raise NoRoute(cannot_serve(self._instance.name, phase), RETRY_SECONDS_MAX)
             if isinstance(phase, OnItsWay):
                 patience_ends = min(patience_ends, trio.current_time() + LOADING_SECONDS_MAX)
             elif self._line.may_try(ticket.task_id, phase.free):
@@ -175,8 +174,8 @@ class Reception:
         if self._line.seat(ticket.task_id) and self._seats.taken > self._seats.seats_max:
             waiting = self._seats.seats_max
             raise QueueFull(
-                f"{waiting} requests wait at this node already, and that is all it lets wait" if waiting
-                else "every place at the runner is taken, and this node lets no request wait",
+                f"{waiting} requests wait at this node already, and that is all it lets wait." if waiting
+                else "Every place at the runner is taken, and this node lets no request wait.",
                 self._retry_after(),
             )  # fmt: skip
 
@@ -185,7 +184,7 @@ class Reception:
         assert isinstance(phase, OnItsWay)
         elapsed = trio.current_time() - self._on_its_way_since
         return NoRoute(
-            f"the model {self._instance.name!r} is still {phase.text}", remaining_seconds(elapsed, phase.done, phase.total)
+            f"The model {self._instance.name!r} is still {phase.text}.", remaining_seconds(elapsed, phase.done, phase.total)
         )
 
 
@@ -194,6 +193,11 @@ def opens(before: Phase, after: Phase) -> bool:
     if not isinstance(after, Up):
         return False
     return not isinstance(before, Up) or after.running < before.running or after.kv_bytes < before.kv_bytes
+
+
+def cannot_serve(name: str, phase: Down) -> str:
+    """One sentence for whoever asks for a model that is down."""
+    return f"The model {name!r} can't be served: {phase.reason}"
 
 
 def _is_crash(event: Event) -> bool:

@@ -146,10 +146,16 @@ async def _serve_until_end(node: Node, config: Config, stop: StopSignals, line: 
         nursery.cancel_scope.cancel()
     if failures:
         return failures[0]
-    _log.info("stopping", in_flight=node.in_flight, seconds_max=config.drain_timeout_seconds, at_once="press Ctrl-C again")
+    _log.info(_stopping(node.in_flight, config.drain_timeout_seconds))
     with trio.move_on_after(config.drain_timeout_seconds):
         await _hurried(node.drain, stop)
     return None
+
+
+def _stopping(in_flight: int, seconds_max: float) -> str:
+    if in_flight == 0:
+        return "stopping"
+    return f"stopping: {in_flight} running requests have {seconds_max:g} seconds; Ctrl-C again stops at once"
 
 
 async def _hurried(orderly: Callable[[], Awaitable[None]], stop: StopSignals) -> None:

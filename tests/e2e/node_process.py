@@ -26,9 +26,8 @@ class NodeProcess:
         self.directory = directory
         self.data_dir = directory / "data"
         (directory / "tmp").mkdir(parents=True, exist_ok=True)
-        arguments = ["--data-dir", str(self.data_dir), "--models-dir", str(directory / "models")]
-        if "--api" not in options:
-            arguments += ["--api", "127.0.0.1:0"]
+        defaults = {"--data-dir": self.data_dir, "--models-dir": directory / "models", "--api": "127.0.0.1:0"}
+        arguments = [str(part) for item in defaults.items() if item[0] not in options for part in item]
         self.process = subprocess.Popen(
             [command, "start", *arguments, *options],
             stdin=subprocess.DEVNULL,
@@ -59,12 +58,12 @@ class NodeProcess:
             self._silent += 1
             self._heard.notify_all()
 
-    def wait_for(self, text: str, *, log: bool = True) -> str:
+    def wait_for(self, text: str, *, log: bool = True, seconds: float = SECONDS_MAX) -> str:
         """The first line with this text, in the log or on stdout."""
         lines = self.log if log else self.lines
         with self._heard:
             found = self._heard.wait_for(
-                lambda: next((line for line in lines if text in line), None) or self._silent == 2, SECONDS_MAX
+                lambda: next((line for line in lines if text in line), None) or self._silent == 2, seconds
             )
         assert isinstance(found, str), f"{text!r} was not said; stderr: {self.log}"
         return found

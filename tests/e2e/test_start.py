@@ -83,7 +83,7 @@ def test_the_same_data_directory_is_the_same_node(tmp_path: Path) -> None:
 def test_without_a_model_it_is_up_but_not_ready(tmp_path: Path) -> None:
     with node(tmp_path, "--max-memory", "0") as process:
         status, _, body = process.request("GET", "/readyz")
-        assert (status, b"no model" in body) == (503, True)
+        assert (status, b"No model" in body) == (503, True)
         status, document = process.chat()
         assert (status, document["error"]["code"]) == (503, "no_route")
         assert process.runners() == []

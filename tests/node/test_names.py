@@ -51,7 +51,7 @@ def test_a_model_called_default_is_found_by_its_name() -> None:
     [
         ("gpt-4o", [SMOL], ["'gpt-4o' is not served here", "served here: 'smollm2:135m'"]),
         ("smolm2:135m", [SMOL], ["did you mean 'smollm2:135m'?"]),
-        ("x", [], ["no model is served"]),
+        ("x", [], ["No model is served"]),
         (None, [SMOL, LLAMA], ["names no model", "'smollm2:135m'", LLAMA.name]),
         ("other", [SMOL], ["'other' stands for the model 'absent'"]),
         ("tiny", [ServedName("a/tiny"), ServedName("b/tiny")], ["'tiny' fits several", "'a/tiny', 'b/tiny'"]),

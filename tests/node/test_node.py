@@ -187,10 +187,10 @@ async def test_a_request_waits_for_a_model_that_is_on_its_way(autojump_clock: Mo
     async with open_bench(device) as bench, trio.open_nursery() as nursery:
         bench.node.run_model("m")
         clients = await crowd(bench, nursery, 3)
-        assert bench.node.not_ready() == "the model 'm' is being fetched (34 %)"
+        assert bench.node.not_ready() == "The model 'm' is being fetched (34 %)."
         device.may_resolve.set()
         await wait_all_tasks_blocked()
-        assert bench.node.not_ready() == "the model 'm' is being loaded (0 %)"
+        assert bench.node.not_ready() == "The model 'm' is being loaded (0 %)."
         await trio.sleep(LOADING_SECONDS_MAX - 1)
         device.may_load.set()
         await wait_all_tasks_blocked()
@@ -207,7 +207,7 @@ async def test_but_not_for_ever(autojump_clock: MockClock) -> None:
         await client.ask(bench)
 
     assert isinstance(client.error, NoRoute)
-    assert str(client.error) == "the model 'm' is still being fetched (34 %)"
+    assert str(client.error) == "The model 'm' is still being fetched (34 %)."
     assert client.error.retry_after == 59  # 34 % took 30 seconds
     assert client.ended_at == LOADING_SECONDS_MAX
 
@@ -222,7 +222,7 @@ async def test_a_model_that_cannot_be_loaded_is_no_route_at_once(autojump_clock:
         await client.ask(bench)
 
         assert isinstance(client.error, NoRoute)
-        assert str(client.error) == "the model 'm' can't be served: The model is of an unknown kind"
+        assert str(client.error) == "The model 'm' can't be served: The model is of an unknown kind."
         assert client.ended_at == 0.0
         assert bench.node.models() == ()
         assert bench.node.not_ready() == str(client.error)
@@ -238,7 +238,7 @@ async def test_a_crash_after_acceptance_is_told_and_the_next_request_has_a_new_r
         await trio.sleep(5)
         bench.runner().die(-9)
         await wait_all_tasks_blocked()
-        assert bench.node.not_ready() == "the model 'm' is being started again after a crash"
+        assert bench.node.not_ready() == "The model 'm' is being started again after a crash."
         await following.ask(bench)
 
     assert client.failure == "runner_crashed"
@@ -286,7 +286,7 @@ async def test_draining_lets_running_requests_end_and_sends_the_others_away(auto
         late = Client()
         await late.ask(bench)
         assert running.complete
-        assert bench.node.not_ready() == "this node is stopping"
+        assert bench.node.not_ready() == "This node is stopping."
 
     assert [type(client.error) for client in (waiting, late)] == [NoRoute, NoRoute]
 
