@@ -115,6 +115,40 @@ def _chat(arguments: argparse.Namespace) -> int:
     return chat(arguments, flags_of(arguments))
 
 
+def _define_models(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--api", dest="url", metavar="URL", help="the node to ask what is loaded (default: this data directory's)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    for name in ("api-key", "models-dir", "data-dir"):
+        add_option(parser, BY_NAME[name])
+
+
+def _models(arguments: argparse.Namespace) -> int:
+    from node.cli_models import models  # noqa: PLC0415
+    from node.data_dir import running_node  # noqa: PLC0415
+
+    config = read(flags_of(arguments))
+    node = running_node(config.data_dir)
+    url = arguments.url or (node.api if node is not None else None)
+    return models(config.models_dir, url, arguments.json, config.api_keys[0] if config.api_keys else None)
+
+
+def _define_pull(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model_name", metavar="MODEL", help="smollm2:135m, org/name of Hugging Face, ./directory or ./file.gguf"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    for name in ("models-dir", "data-dir"):
+        add_option(parser, BY_NAME[name])
+
+
+def _pull(arguments: argparse.Namespace) -> int:
+    from node.cli_models import pull  # noqa: PLC0415
+
+    return pull(arguments.model_name, read(flags_of(arguments)).models_dir, arguments.json)
+
+
 def _define_key(_parser: argparse.ArgumentParser) -> None:
     pass
 
@@ -129,6 +163,8 @@ def _key(_arguments: argparse.Namespace) -> int:
 COMMANDS: tuple[Command, ...] = (
     Command("start", "run this device's node until Ctrl-C or SIGTERM", _define_start, _start),
     Command("chat", "chat from the terminal", _define_chat, _chat),
+    Command("models", "list the models on this device, and which of them are loaded", _define_models, _models),
+    Command("pull", "fetch a model to this device", _define_pull, _pull),
     Command("key", "print a new cluster key of 256 bits", _define_key, _key),
 )
 

@@ -225,6 +225,28 @@ def test_a_session_at_a_terminal(process: NodeProcess) -> None:
         assert terminal.wait() == 0
 
 
+def test_models_are_listed_with_what_is_loaded(process: NodeProcess) -> None:
+    directories = ["--data-dir", str(process.data_dir), "--models-dir", str(process.directory / "models")]
+    other = make_fake(process.directory / "other", answer_tokens=1)
+
+    pulled = run(process.directory, "pull", str(other), "--json", *directories)
+    listed = run(process.directory, "models", "--json", *directories)
+    shown = run(process.directory, "models", *directories)
+
+    assert json.loads(pulled.stdout)["name"] == "other"
+    loaded = {model["name"]: model["loaded"] for model in json.loads(listed.stdout)["models"]}
+    assert loaded == {"fake": True, "other": False}
+    assert "other" in shown.stdout
+    assert [done.returncode for done in (pulled, listed, shown)] == [0, 0, 0]
+
+
+def test_a_model_that_cannot_be_pulled_is_one_sentence(tmp_path: Path) -> None:
+    done = run(tmp_path, "pull", "nope", "--models-dir", str(tmp_path))
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("node: There is no model 'nope'")
+
+
 def test_without_a_node_it_says_how_to_get_one(tmp_path: Path) -> None:
     nowhere = run(tmp_path, "chat", "--data-dir", str(tmp_path), "hi")
     elsewhere = run(tmp_path, "chat", "--api", "http://127.0.0.1:1", "hi")
