@@ -16,9 +16,9 @@ from pathlib import Path
 import trio
 
 from inference.catalogue import AliasName, DirectoryName, GgufName, RepositoryName, parse_name, shown_name
-from inference.fetch_protocol import FETCH_REPORTS, FETCHES, Fetch, Fetched, FetchReport, NotFetched, as_error
+from inference.fetch_protocol import FETCH_REPORTS, FETCHES, Fetch, Fetched, NotFetched, as_error
 from inference.model_entries import Entry, ModelsDir, Record, Source, current, decode_entry
-from inference.models import FAKE_ARCHITECTURE, Model, ModelError, Progress, StoredModel
+from inference.models import Model, ModelError, Progress, StoredModel
 from inference.wheel import TEMPORARY
 from p2p.wire import ProtocolViolation
 
@@ -91,25 +91,15 @@ class ModelStore:
         return Path(self._environment["HOME"]) if self._environment.get("HOME") else None
 
     async def _fetch(self, order: Fetch, progress: Show) -> Entry:
-        last: FetchReport | None = None
-        stderr = bytearray()
-        async with self._process(order) as process, trio.open_nursery() as nursery:
-            assert process.stdin is not None
-            nursery.start_soon(_keep_tail, process.stderr, stderr)
-            # Its end is how the process learns that it is unwanted, so stdin stays open.
-            with contextlib.suppress(trio.BrokenResourceError):
-                await process.stdin.send_all(FETCHES.encode(order))
-            async for last in _reports(process.stdout):
-                if isinstance(last, Progress):
-                    progress(last)
-            status = await process.wait()
-        match last:
+        async with self._process(order) as process:
+            outcome = await _converse(process, order, progress)
+        match outcome:
             case Fetched(encoded):
                 return decode_entry(encoded)
             case NotFetched():
-                raise as_error(last)
-            case _:
-                raise ModelError(_broken_off(order.source.name, status, stderr))
+                raise as_error(outcome)
+            case str():
+                raise ModelError(outcome)
 
     @asynccontextmanager
     async def _process(self, order: Fetch) -> AsyncIterator[trio.Process]:
@@ -143,15 +133,29 @@ class ModelStore:
                         await pipe.aclose()
 
 
-async def _reports(pipe: trio.abc.ReceiveStream | None) -> AsyncIterator[FetchReport]:
-    assert pipe is not None
+async def _converse(process: trio.Process, order: Fetch, progress: Show) -> Fetched | NotFetched | str:
+    """Give the order and pass progress on; returns how it ended, as a sentence where the process had no last word."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    stderr = bytearray()
     reader = FETCH_REPORTS.reader()
-    while data := await pipe.receive_some(RECEIVE_BYTES):
-        try:
-            for report in reader.feed(data):
-                yield report
-        except ProtocolViolation as error:
-            raise ModelError("The process that fetches models wrote nonsense.") from error
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_keep_tail, process.stderr, stderr)
+        # stdin stays open: its end is how the process learns that it is not wanted any more.
+        with contextlib.suppress(trio.BrokenResourceError):
+            await process.stdin.send_all(FETCHES.encode(order))
+        while data := await process.stdout.receive_some(RECEIVE_BYTES):
+            try:
+                for report in reader.feed(data):
+                    if not isinstance(report, Progress):
+                        nursery.cancel_scope.cancel()
+                        return report
+                    progress(report)
+            except ProtocolViolation:
+                nursery.cancel_scope.cancel()
+                return f"{order.source.name} was not made ready: the process that did it wrote nonsense."
+        status = await process.wait()
+    return _broken_off(order.source.name, status, stderr)
 
 
 async def _keep_tail(pipe: trio.abc.ReceiveStream | None, tail: bytearray) -> None:
@@ -189,8 +193,3 @@ def _problem(record: Record) -> str | None:
         if (status.st_size, status.st_mtime_ns) != (known.size, known.mtime_ns):
             return f"{known.name} has changed"
     return None
-
-
-def is_fake(model: Model) -> bool:
-    """Whether the fake engine serves it."""
-    return model.architecture == FAKE_ARCHITECTURE
