@@ -4,6 +4,7 @@
 middle of the line that changes.
 """
 
+import contextlib
 from typing import TextIO
 
 import structlog
@@ -28,14 +29,17 @@ class ProgressLine:
         """Put a text there in place of the last one; nothing where there is no terminal."""
         if self.on_terminal:
             self._shown = True
-            self._stream.write(CLEAR_LINE + text)
-            self._stream.flush()
+            self._put(CLEAR_LINE + text)
 
     def clear(self) -> None:
         """Take it away."""
         if self._shown:
             self._shown = False
-            self._stream.write(CLEAR_LINE)
+            self._put(CLEAR_LINE)
+
+    def _put(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # a terminal that went away takes nothing with it
+            self._stream.write(text)
             self._stream.flush()
 
     def write(self, text: str) -> int:

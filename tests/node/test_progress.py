@@ -106,6 +106,16 @@ def test_a_closed_stream_is_no_terminal() -> None:
     assert not ProgressLine(stream).on_terminal
 
 
+def test_a_terminal_that_goes_away_takes_nothing_with_it() -> None:
+    stream = Terminal()
+    line = ProgressLine(stream)
+    line.show("50 %")
+    stream.close()
+
+    line.show("60 %")
+    line.clear()
+
+
 def test_a_name_is_shown_before_the_model_is_there() -> None:
     names = {asked: LocalInstance("i", asked, SETTINGS, 0.0).name for asked in ("SMOLLM2:135M", "org/name", "/a/b/c", "what?")}
 
