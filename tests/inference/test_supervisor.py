@@ -1,13 +1,13 @@
-"""The supervisor with real runner processes and the fake engine. About 20 s, and the idle one 31 s beside them."""
+"""The life of a runner under its supervisor, with real processes and the fake engine.
+
+About 25 s, and the idle runner's 31 s beside them.
+"""
 
 import contextlib
-import functools
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,132 +15,29 @@ import psutil
 import pytest
 import trio
 
-from inference import supervisor as supervisor_module
-from inference.launcher import ROOT, LaunchedRunner, launch_runner, runner_environment
-from inference.requests import Accepted, ChatPrompt, Event, Failed, Finished, Refused, Request, Sampling, TextPrompt, Tokens
+from inference.launcher import ROOT, LaunchedRunner
+from inference.requests import Accepted, Event, Failed
 from inference.restart import RestartPolicy
-from inference.runner import fake_vocabulary
 from inference.runner_protocol import TRANSITIONS, LoadModel, RunnerStatus
-from inference.runner_state import Launch, RunnerState
 from inference.spawn import STDERR_BYTES_MAX
 from inference.supervisor import PhaseLimits, Supervisor
-from tests.fake_model import expected_ids, expected_text, load_command, make_fake
-from tests.inference.processes import LAUNCH_ENVIRONMENT, is_gone, wait_gone
-
-LAUNCH: Launch = functools.partial(launch_runner, environment=LAUNCH_ENVIRONMENT)
-PATIENT = RestartPolicy(delay_first_seconds=0, crashes_max=100)
-ONE_LIFE = RestartPolicy(crashes_max=1)
-
-
-@asynccontextmanager
-async def running(
-    directory: Path,
-    *,
-    launch: Launch = LAUNCH,
-    policy: RestartPolicy = PATIENT,
-    limits: PhaseLimits = PhaseLimits(),  # noqa: B008 - frozen
-    **settings: Any,  # noqa: ANN401 - JSON
-) -> AsyncIterator[Supervisor]:
-    """A supervisor at work; at the end it is cancelled, and no process of it may be left."""
-    pids = []
-
-    async def noting(command: LoadModel) -> LaunchedRunner:
-        process = await launch(command)
-        pids.append(process.pid)
-        assert isinstance(process, LaunchedRunner)
-        return process
-
-    supervisor = Supervisor("test", load_command(make_fake(directory, **settings)), noting, policy=policy, limits=limits)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(supervisor.run)
-        yield supervisor
-        nursery.cancel_scope.cancel()
-    assert all(is_gone(pid) for pid in pids)
-
-
-async def reach(supervisor: Supervisor, wanted: Callable[[RunnerState], bool]) -> RunnerState:
-    """The first state seen from now on that is wanted."""
-    while not wanted(supervisor.state):
-        await supervisor.wait_change(supervisor.revision)
-    return supervisor.state
-
-
-async def reach_status(supervisor: Supervisor, status: RunnerStatus) -> RunnerState:
-    return await reach(supervisor, lambda state: state.status == status)
-
-
-def make_request(
-    request_id: str = "a",
-    max_tokens: int | None = 20,
-    seed: int = 1,
-    text: str = "hello",
-    **fields: Any,  # noqa: ANN401 - any type
-) -> Request:
-    made: dict[str, Any] = {
-        "request_id": request_id,
-        "prompt": TextPrompt(text),
-        "sampling": Sampling(seed=seed),
-        "max_tokens": max_tokens,
-    }
-    return Request(**made | fields)
-
-
-async def answer(supervisor: Supervisor, request: Request) -> list[Event]:
-    async with supervisor.generate(request) as events:
-        return [event async for event in events]
-
-
-def text_of(events: Sequence[Event]) -> str:
-    return "".join(event.text for event in events if isinstance(event, Tokens))
-
-
-def expected_answer(request: Request) -> str:
-    """What the fake engine must have answered to a request of `make_request`."""
-    assert request.max_tokens is not None
-    assert isinstance(request.prompt, TextPrompt)
-    ids, _ = expected_ids(fake_vocabulary.encode(request.prompt.text), request.sampling, request.max_tokens)
-    return expected_text(ids, request.stop)
-
-
-def kill(state: RunnerState, number: signal.Signals = signal.SIGKILL) -> None:
-    assert state.pid is not None
-    os.kill(state.pid, number)
-
-
-def fault(kind: str, at: str, step: int = 1) -> dict[str, Any]:
-    return {"kind": kind, "at": at, "step": step}
-
-
-# A runner of a few lines, for what ours never does: `body` has report(value) to write any value as a frame.
-SCRIPT = """
-import os, signal, sys, time
-import msgspec
-from inference.runner_protocol import *
-from inference.requests import *
-def report(*values):
-    os.write(1, b"".join(REPORTS.encode(value) for value in values))
-INFO = EngineInfo(
-    device="", dtype="", batched=True, context=10, running_max=1, kv_bytes_per_token=1, kv_bytes_max=10, weight_bytes=1
+from tests.fake_model import load_command, make_fake
+from tests.inference.processes import is_gone, wait_gone
+from tests.inference.supervised import (
+    LAUNCH,
+    ONE_LIFE,
+    PATIENT,
+    answer,
+    expected_answer,
+    fault,
+    kill,
+    make_request,
+    reach,
+    reach_status,
+    running,
+    scripted,
+    text_of,
 )
-UP = (Phase("loading"), Phase("warming_up"), Ready(INFO))
-"""
-
-
-def scripted(body: str) -> Launch:
-    """Launches a process of these lines in place of a runner."""
-
-    async def launch(command: LoadModel) -> LaunchedRunner:
-        process = await trio.lowlevel.open_process(
-            [sys.executable, "-P", "-c", SCRIPT + body],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=runner_environment(command, LAUNCH_ENVIRONMENT),
-            start_new_session=True,
-        )
-        return LaunchedRunner(process)
-
-    return launch
 
 
 async def test_from_idle_to_ready_and_back_again(tmp_path: Path) -> None:
@@ -179,25 +76,6 @@ async def test_from_idle_to_ready_and_back_again(tmp_path: Path) -> None:
     assert supervisor.state.pid is None
 
 
-async def test_64_answers_at_once_are_each_as_if_alone(tmp_path: Path) -> None:
-    requests = [make_request(f"r{n}", 40 + n, seed=n, text=f"prompt {n}", stop=("stop", "abc")[: n % 3]) for n in range(64)]
-    answers: dict[str, list[Event]] = {}
-
-    async def ask(request: Request) -> None:
-        answers[request.request_id] = await answer(supervisor, request)
-
-    async with running(tmp_path, prefill_tokens=50) as supervisor:
-        await reach_status(supervisor, "ready")
-        async with trio.open_nursery() as nursery:
-            for request in requests:
-                nursery.start_soon(ask, request)
-    for request in requests:
-        events = answers[request.request_id]
-        assert isinstance(events[0], Accepted)
-        assert isinstance(events[-1], Finished)
-        assert text_of(events) == expected_answer(request)
-
-
 @pytest.mark.parametrize("phase", ["loading", "warming_up", "ready", "running"])
 async def test_a_runner_killed_in_any_phase_is_replaced(tmp_path: Path, phase: RunnerStatus) -> None:
     slow: dict[str, Any] = {"loading": {"load_seconds": 0.2}, "warming_up": {"warm_up_seconds": 0.2}}.get(
@@ -220,26 +98,6 @@ async def test_a_runner_killed_in_any_phase_is_replaced(tmp_path: Path, phase: R
         request = make_request(max_tokens=10)
         if "stop_one_in" not in slow:
             assert text_of(await answer(supervisor, request)) == expected_answer(request)
-
-
-async def test_requests_in_flight_fail_when_the_runner_crashes_and_the_next_is_answered(tmp_path: Path) -> None:
-    ends: list[Event] = []
-
-    async def ask(number: int) -> None:
-        ends.append((await answer(supervisor, make_request(f"r{number}", None)))[-1])
-
-    async with running(tmp_path, stop_one_in=0, step_seconds=0.001) as supervisor:
-        state = await reach_status(supervisor, "ready")
-        async with trio.open_nursery() as nursery:
-            for number in range(5):
-                nursery.start_soon(ask, number)
-            await reach(supervisor, lambda state: state.load is not None and state.load.running == 5)
-            kill(state)
-        assert all(isinstance(end, Failed) and end.code == "runner_crashed" and "SIGKILL" in end.message for end in ends)
-        assert len(ends) == 5
-        await reach_status(supervisor, "ready")
-        assert supervisor.state.spawn == 2
-        assert isinstance((await answer(supervisor, make_request("r0", 5)))[-1], Finished)
 
 
 @pytest.mark.parametrize(
@@ -347,121 +205,6 @@ async def test_a_phase_that_takes_too_long_is_ended(tmp_path: Path, phase: str) 
         state = await reach_status(supervisor, "failed")
         assert state.reason is not None
         assert phase.replace("_", " ") in state.reason
-
-
-async def test_without_a_ready_runner_a_request_is_refused(tmp_path: Path) -> None:
-    async with running(tmp_path, load_seconds=30) as supervisor:
-        (end,) = await answer(supervisor, make_request())
-        assert isinstance(end, Refused)
-        assert end.load.running_max == 0
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        make_request("bad", sampling=Sampling(seed=-1)),
-        make_request("bad", sampling=Sampling(seed=1, temperature=9)),
-        make_request("bad", stop=("x",) * 17),
-        make_request("bad", prompt=ChatPrompt(({"role": "user", "number": 1 << 80},))),
-        make_request("bad", text="\ud800"),
-    ],
-)
-async def test_a_request_that_no_runner_would_take_fails_alone(tmp_path: Path, bad: Request) -> None:
-    async with running(tmp_path) as supervisor:
-        state = await reach_status(supervisor, "ready")
-        (end,) = await answer(supervisor, bad)
-        assert isinstance(end, Failed)
-        assert end.code == "invalid_parameter"
-        request = make_request()
-        assert text_of(await answer(supervisor, request)) == expected_answer(request)
-        assert supervisor.state.pid == state.pid
-
-
-async def test_refusals_of_the_runner_come_through(tmp_path: Path) -> None:
-    async with running(tmp_path, running_max=1, stop_one_in=0, step_seconds=0.001) as supervisor:
-        await reach_status(supervisor, "ready")
-        async with supervisor.generate(make_request("first", None)) as events:
-            assert isinstance(await anext(aiter(events)), Accepted)
-            (end,) = await answer(supervisor, make_request("second"))
-            assert isinstance(end, Refused)
-            assert (end.load.running, end.load.running_max) == (1, 1)
-            (end,) = await answer(supervisor, make_request("first"))
-            assert isinstance(end, Failed)
-            assert end.code == "invalid_parameter"
-
-
-async def test_a_slow_consumer_holds_up_nobody_and_misses_nothing(tmp_path: Path) -> None:
-    async with running(tmp_path, stop_one_in=0, running_max=2) as supervisor:
-        await reach_status(supervisor, "ready")
-        async with supervisor.generate(make_request("slow", 4000)) as slow:
-            quick = await answer(supervisor, make_request("quick", 4000))
-            assert isinstance(quick[-1], Finished)
-            await reach(supervisor, lambda state: state.load is not None and state.load.running == 0)
-            events = [event async for event in slow]
-        assert text_of(events) == text_of(quick)
-        assert isinstance(events[-1], Finished)
-        assert len(events) < 600, "unread tokens are joined"
-
-
-@pytest.mark.parametrize("phase", ["submitted", "accepted", "prefilling", "generating"])
-async def test_leaving_a_request_frees_its_place(tmp_path: Path, phase: str) -> None:
-    async with running(tmp_path, stop_one_in=0, running_max=1, prefill_tokens=10, step_seconds=0.001) as supervisor:
-        await reach_status(supervisor, "ready")
-        for _ in range(3):
-            text = "x" * (2000 if phase == "prefilling" else 20)
-            async with supervisor.generate(make_request("a", None, text=text)) as stream:
-                events = aiter(stream)
-                wanted = {"submitted": 0, "accepted": 1, "prefilling": 3, "generating": 8}[phase]
-                for _ in range(wanted):
-                    await anext(events)
-            # Its place is free by now: with one place only, the next request gets it.
-            following = await answer(supervisor, make_request("b", 3))
-            assert isinstance(following[-1], Finished)
-        await reach_status(supervisor, "ready")
-        assert supervisor.state.load is not None
-        assert supervisor.state.load.kv_bytes == 0
-
-
-async def test_cancelled_consumers_race_with_ends(tmp_path: Path) -> None:
-    """Scopes cancelled at every possible event, beside answers that must not notice."""
-    wrong: list[int] = []
-
-    async def leave_after(number: int, events_max: int) -> None:
-        with trio.CancelScope() as scope:
-            async with supervisor.generate(make_request(f"left {number}", 12, seed=number)) as stream:
-                count = 0
-                async for _ in stream:
-                    count += 1
-                    if count == events_max:
-                        scope.cancel()
-
-    async def stay(number: int) -> None:
-        request = make_request(f"stays {number}", 60, seed=number)
-        if text_of(await answer(supervisor, request)) != expected_answer(request):
-            wrong.append(number)
-
-    async with running(tmp_path, running_max=64) as supervisor:
-        await reach_status(supervisor, "ready")
-        async with trio.open_nursery() as nursery:
-            for number in range(30):
-                nursery.start_soon(leave_after, number, number % 15)
-                nursery.start_soon(stay, number)
-        await reach(supervisor, lambda state: state.load is not None and state.load.running == 0)
-        assert not wrong
-        assert "0 requests" in repr(supervisor)
-
-
-async def test_a_runner_that_does_not_answer_a_cancel_delays_leaving_only_so_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor_module, "CANCEL_SECONDS_MAX", 0.2)
-    async with running(tmp_path, stop_one_in=0, faults=[fault("hang", "step", 5)]) as supervisor:
-        await reach_status(supervisor, "ready")
-        with trio.fail_after(20):
-            async with supervisor.generate(make_request("a", None)) as stream:
-                await anext(aiter(stream))
-        (end,) = await answer(supervisor, make_request("a"))
-        assert isinstance(end, Failed), "its id is in use until the runner has said its end"
 
 
 STOPS: dict[str, tuple[dict[str, Any], RunnerStatus]] = {
@@ -573,7 +316,7 @@ async def test_cancelling_the_supervisor_kills_its_runner_and_ends_its_requests(
 PARENT = """
 import functools, os, sys, trio
 sys.path.insert(0, {root!r})
-from tests.inference.test_supervisor import *
+from tests.inference.supervised import *
 async def main():
     async with running(Path({directory!r}), **{settings!r}) as supervisor:
         await reach_status(supervisor, "ready")
