@@ -129,6 +129,25 @@ async def test_a_request_that_leaves_the_line_frees_its_seat_at_once(autojump_cl
     assert third.complete
 
 
+async def test_whoever_stood_behind_one_that_leaves_has_its_turn_at_once(autojump_clock: MockClock) -> None:
+    device = ready_device(answer_tokens=None, stop_one_in=0, kv_bytes_per_token=1, kv_step=1, kv_bytes_max=100)
+    async with open_bench(device) as bench, trio.open_nursery() as nursery:
+        bench.node.run_model("m")
+        await wait_all_tasks_blocked()
+        half, large, small = Client(), Client(), Client()
+        nursery.start_soon(half.ask, bench, "m", "a", 50)
+        await trio.sleep(0.1)
+        nursery.start_soon(large.ask, bench, "m", "b", 90)  # waits for the first one's memory
+        await trio.sleep(0.1)
+        nursery.start_soon(small.ask, bench, "m", "c", 2)  # would fit, but does not overtake
+        await trio.sleep(2)
+        assert (large.events, small.events) == ([], [])
+        large.scope.cancel()
+        await trio.sleep(4)
+        assert small.complete
+        assert not half.complete
+
+
 async def test_a_client_that_leaves_frees_its_place_within_a_step(autojump_clock: MockClock) -> None:
     device = ready_device(running_max=1, answer_tokens=None, stop_one_in=0)
     async with open_bench(device) as bench, trio.open_nursery() as nursery:
