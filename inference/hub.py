@@ -10,6 +10,7 @@ Cache layout: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,16 @@ from huggingface_hub.errors import (
 )
 
 from inference.hub_download import RESUMED_BYTES_MAX, RESUMED_BYTES_MIN, Download, Tally
-from inference.model_directory import read_directory
-from inference.models import DISK_FULL, ModelAccessError, ModelDiskError, ModelError, ModelNetworkError, ModelNotFoundError
+from inference.model_directory import WEIGHTS_PATTERN, read_directory
+from inference.models import (
+    DISK_FULL,
+    ModelAccessError,
+    ModelDiskError,
+    ModelError,
+    ModelNetworkError,
+    ModelNotFoundError,
+    ModelUnsupportedError,
+)
 
 # What mlx-lm reads of a repository, less its code, which is never run here.
 WANTED = ["*.json", "model*.safetensors", "tokenizer.model", "spiece.model", "*.tiktoken", "*.txt", "*.jinja"]
@@ -63,10 +72,12 @@ def _cached(repository: str, revision: str | None) -> Path | None:
 def _snapshot(repository: str, revision: str | None, report: Report) -> Path:
     wanted: dict[str, Any] = {"repo_id": repository, "revision": revision, "allow_patterns": WANTED}
     try:
-        missing = [file for file in snapshot_download(**wanted, dry_run=True) if file.will_download]
+        listed = snapshot_download(**wanted, dry_run=True)
     except DryRunError:
         # The hub can't be reached: what is in the cache, or the reason why there is nothing.
         return Path(snapshot_download(**wanted))
+    _check_format(repository, {file.filename for file in listed})
+    missing = [file for file in listed if file.will_download]
     tally = Tally(sum(file.file_size or 0 for file in missing), report)
     large = [file for file in missing if RESUMED_BYTES_MIN <= (file.file_size or 0) <= RESUMED_BYTES_MAX]
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
@@ -79,6 +90,15 @@ def _snapshot(repository: str, revision: str | None, report: Report) -> Path:
     path = Path(snapshot_download(**wanted))
     report(tally.total, tally.total)
     return path
+
+
+def _check_format(repository: str, names: set[str]) -> None:
+    """Refuse before anything is fetched what could not be loaded."""
+    if "config.json" not in names or not any(fnmatch(name, WEIGHTS_PATTERN) for name in names):
+        raise ModelUnsupportedError(
+            f"{repository} has no model in mlx-lm's format, with a config.json and {WEIGHTS_PATTERN}; "
+            "of a repository of GGUF files, download one and name it by its path."
+        )
 
 
 @contextmanager

@@ -201,7 +201,9 @@ async def test_a_snapshot_that_another_program_left_incomplete_is_completed(
 
 # Several names in one process, as importing the hub's library takes long.
 FETCH = """
-import json, sys
+import json, resource, sys
+if (room := int(sys.argv.pop(1))) >= 0:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
 from inference import hub
 from inference.models import ModelError
 for name in sys.argv[1:]:
@@ -213,17 +215,22 @@ for name in sys.argv[1:]:
 """
 
 
-def _fetch(environment: dict[str, str], *names: str) -> list[list[str]]:
-    run = [sys.executable, "-c", FETCH, *names]
+def _fetch(environment: dict[str, str], *names: str, room: int = -1) -> list[list[str]]:
+    run = [sys.executable, "-c", FETCH, str(room), *names]
     result = subprocess.run(run, capture_output=True, text=True, env=environment, check=True)
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def test_refusals_are_one_sentence(hub: StandinHub, environment: dict[str, str], large: Path) -> None:
+def test_refusals_are_one_sentence(hub: StandinHub, environment: dict[str, str], large: Path, tmp_path: Path) -> None:
     hub.repositories |= {"org/gated": large, "org/private": large}
     hub.gated.add("org/gated")
     hub.private.add("org/private")
-    names = ["org/none", "org/gated", "org/private", "org/large@v9", "org/a--b"]
+    ggufs = tmp_path / "ggufs"
+    ggufs.mkdir()
+    for name in ("README.md", "config.json", "model-Q4_K_M.gguf"):
+        (ggufs / name).write_text("{}")
+    hub.repositories["org/ggufs"] = ggufs
+    names = ["org/none", "org/gated", "org/private", "org/large@v9", "org/a--b", "org/ggufs"]
 
     assert _fetch(environment, *names) == [
         ["ModelAccessError", f"{hub.url} has no org/none for you (401): it doesn't exist, or needs a token (HF_TOKEN)."],
@@ -234,6 +241,11 @@ def test_refusals_are_one_sentence(hub: StandinHub, environment: dict[str, str],
         ["ModelAccessError", f"{hub.url} has no org/private for you (401): it doesn't exist, or needs a token (HF_TOKEN)."],
         ["ModelNotFoundError", f"org/large has no revision v9 on {hub.url}."],
         ["ModelNotFoundError", "'org/a--b' is no name of a repository."],
+        [
+            "ModelUnsupportedError",
+            "org/ggufs has no model in mlx-lm's format, with a config.json and model*.safetensors; "
+            "of a repository of GGUF files, download one and name it by its path.",
+        ],
     ]
     with_token = _fetch(environment | {"HF_TOKEN": hub.token}, "org/none", "org/gated", "org/private")
     assert with_token[0] == ["ModelNotFoundError", f"There is no repository org/none on {hub.url}, or it is private."]
@@ -250,3 +262,12 @@ def test_a_hub_that_fails_and_one_that_must_not_be_asked(hub: StandinHub, enviro
     assert forbidden == [
         ["ModelNetworkError", "org/large is not complete on this device and HF_HUB_OFFLINE forbids to fetch it."]
     ]
+
+
+def test_a_full_disk_is_one_sentence_and_what_came_is_kept(hub: StandinHub, environment: dict[str, str]) -> None:
+    full = _fetch(environment, "org/large", room=3 << 20)
+    assert full == [["ModelDiskError", "The disk of the hub's cache is full: org/large could not be fetched."]]
+
+    hub.log.clear()
+    assert _fetch(environment, "org/large")[0][0] == "fetched"
+    assert _start(hub.ranges(WEIGHTS)[0]) == 3 << 20
