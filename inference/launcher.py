@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -38,9 +39,15 @@ SETTINGS = {
 def runner_environment(command: LoadModel, base: Mapping[str, str]) -> dict[str, str]:
     """The environment of a runner, out of the node's."""
     passed = {name: value for name, value in base.items() if name in PASSED_NAMES or name.startswith(PASSED_PREFIXES)}
-    path = os.pathsep.join(filter(None, (str(ROOT), passed.get("PYTHONPATH"))))
     threads = str(command.threads)
-    return passed | SETTINGS | {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads}
+    return passed | SETTINGS | _import_path(passed) | {"OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads}
+
+
+def _import_path(passed: Mapping[str, str]) -> dict[str, str]:
+    """Where a runner finds us, unless that is where Python looks anyway: PYTHONPATH comes before the standard library."""
+    if ROOT in {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}:
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), passed.get("PYTHONPATH"))))}
 
 
 class LaunchedRunner:

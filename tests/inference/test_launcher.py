@@ -1,7 +1,11 @@
 """What a runner process is given of its node's environment."""
 
+import sysconfig
 from pathlib import Path
 
+import pytest
+
+from inference import launcher
 from inference.launcher import ROOT, runner_environment
 from tests.fake_model import load_command
 
@@ -26,3 +30,8 @@ def test_our_own_settings_win() -> None:
     assert environment["HF_HUB_OFFLINE"] == "1"
     assert environment["OPENBLAS_NUM_THREADS"] == str(COMMAND.threads)
     assert environment["PYTHONPATH"].split(":") == [str(ROOT), "/elsewhere"]
+
+
+def test_an_installed_package_is_found_without_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "ROOT", Path(sysconfig.get_path("purelib")).resolve())
+    assert "PYTHONPATH" not in runner_environment(COMMAND, {})
