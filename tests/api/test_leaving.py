@@ -1,5 +1,6 @@
 """Clients that leave, stall or dawdle: their own task ends, everything else goes on (59)."""
 
+import socket
 from typing import Any
 
 import pytest
@@ -57,14 +58,16 @@ async def test_a_client_that_only_closes_its_sending_side_has_left() -> None:
 
 async def test_a_client_that_stops_reading_loses_its_own_task_only() -> None:
     service = MemoryService(ENDLESS)
+    service.pace.hold()
     body: dict[str, Any] = {"max_tokens": 8000, "logprobs": True, "top_logprobs": 20}
-    async with serving(service, pulse_seconds=0.02, stalled_seconds=0.2) as client, client.stream(**body):
+    async with serving(service, pulse_seconds=0.02, stalled_seconds=0.2) as client, client.stream(**body) as stalled:
+        stalled.stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         await service.wait_until(lambda s: s.running == 1)
+        service.pace.allow(7000)  # more than the system buffers, less than the answer
         other = await client.streamed(max_tokens=100)
         await service.wait_until(lambda s: s.running == 0)
 
     assert len(service.left_early) == 1
-
     assert len(other) == 103
 
 
