@@ -70,7 +70,8 @@ def load_weights(command: LoadModel, blas: bool, progress: Progress) -> Loaded:
         mx.disable_compile()  # it would run g++ for every new kernel, and gains nothing
     else:
         maybe_set_recommended_wired_limit()
-        mx.set_memory_limit(command.memory_bytes)
+    # No hard limit, but above it MLX waits for running work, which frees memory, before it allocates more.
+    mx.set_memory_limit(max(1, command.memory_bytes - mlx_memory.PROCESS_BYTES))
     check_files(path)
     model, config, form = _choose(path, forms(on_cpu, blas), command.memory_bytes)
     tokenizer = _tokenizer(path, config)

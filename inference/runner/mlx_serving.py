@@ -116,7 +116,7 @@ class MlxEngine:
         live = _Live(row)
         self._rows[row.request_id] = live
         self._prefix.trim(self._prefix_bytes_max())
-        return min(self._start(live, self._shared_lane()), len(row.prompt_ids))
+        return min(self._start(live, self._shared_lane()), len(row.prompt_ids) - 1)
 
     def _prefix_bytes_max(self) -> int:
         """The prefix cache has what the rows, padded to the longest as they are in a batch, can't come to need."""

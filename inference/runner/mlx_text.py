@@ -5,7 +5,7 @@ and only then tokenized, and models are trained on that. Whoever puts strangers'
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jinja2
@@ -32,6 +32,9 @@ class Text:
     def __init__(self, tokenizer: Any, vocabulary: int) -> None:  # noqa: ANN401 - mlx_lm's TokenizerWrapper is untyped
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
+        # What transformers wraps around it tidies spaces, which would not be the model's text, and takes ten times as long.
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._decode: Callable[..., str] = tokenizer.decode if backend is None else backend.decode
 
     def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
         """The prompt's token ids, at least one.
@@ -54,8 +57,7 @@ class Text:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Their text, special tokens left out; ids that stand for nothing give no text."""
         known = [token for token in token_ids if 0 <= token < self._vocabulary]
-        text: str = self._tokenizer.decode(known, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return text
+        return self._decode(known, skip_special_tokens=True)
 
     def _encode(self, text: str) -> list[int]:
         try:
