@@ -85,10 +85,10 @@ class ChatClient:
             connection.request("POST", f"{path}/v1/chat/completions", json.dumps(body).encode(), headers)
             if connection.sock is not None:
                 connection.sock.settimeout(SILENCE_SECONDS_MAX)
-            response = connection.getresponse()
-            if response.status != http.client.OK:
-                raise CommandError(_refusal(response, self.url))
-            yield response
+            with connection.getresponse() as response:  # it may have taken the socket over: both are closed
+                if response.status != http.client.OK:
+                    raise CommandError(_refusal(response, self.url))
+                yield response
         except TimeoutError:
             raise CommandError(f"{self.url} has not answered for {SILENCE_SECONDS_MAX:g} seconds") from None
         except ConnectionRefusedError:
@@ -133,5 +133,5 @@ def _refusal(response: http.client.HTTPResponse, url: str) -> str:
     if response.status == http.client.UNAUTHORIZED:
         return f"{sentence.rstrip('.')}: give --api-key KEY"
     if retry_after := response.getheader("Retry-After"):
-        return f"{sentence.rstrip('.')}: try again in {retry_after} s"
+        return f"{sentence.rstrip('.')} (try again in {retry_after} s)"
     return sentence
