@@ -54,18 +54,22 @@ def convert_config(gguf: GgufFile) -> Config:
         "attention_bias": "blk.0.attn_q.bias" in gguf.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in gguf.tensors,
     }
-    if config["num_hidden_layers"] > LAYERS_MAX:
-        raise ModelDamagedError(f"{file_name} claims to have {config['num_hidden_layers']} layers.")
-    if (
-        read.whole("rope.dimension_count", head_size) != head_size
-        or read.whole("attention.value_length", head_size) != head_size
-    ):
-        raise ModelUnsupportedError(
-            f"{file_name} rotates only part of its heads or has values of another size, which can't be converted."
-        )
+    _check_sizes(config, read, file_name)
     if ROPE_FACTORS in gguf.tensors:
         config["rope_scaling"] = _llama3_scaling(gguf, config)
     return config | _special_ids(metadata)
+
+
+def _check_sizes(config: Config, read: "_Numbers", file_name: str) -> None:
+    layers, heads, head_size = config["num_hidden_layers"], config["num_attention_heads"], config["head_dim"]
+    if layers > LAYERS_MAX:
+        raise ModelDamagedError(f"{file_name} claims to have {layers} layers.")
+    if head_size % 2 or heads % config["num_key_value_heads"]:
+        raise ModelDamagedError(f"{file_name} has {heads} heads of {head_size}, which can't be.")
+    if {read.whole(key, head_size) for key in ("rope.dimension_count", "attention.value_length")} != {head_size}:
+        raise ModelUnsupportedError(
+            f"{file_name} rotates only part of its heads or has values of another size, which can't be converted."
+        )
 
 
 def _tokens(metadata: dict[str, Value], file_name: str) -> list[str]:

@@ -200,6 +200,8 @@ def _extra(name: str, shape: tuple[int, ...]) -> Callable[[Gguf], object]:
         (_meta("llama.block_count", 4_000_000_000), ModelDamagedError, "llama.block_count = 4000000000"),
         (_meta("llama.block_count", 1_000_000), ModelDamagedError, "claims to have 1000000 layers"),
         (_meta("llama.attention.head_count", 0), ModelDamagedError, "a positive number is needed"),
+        (_meta("llama.attention.key_length", 63), ModelDamagedError, "has 4 heads of 63"),
+        (_meta("llama.attention.head_count_kv", 3), ModelDamagedError, "has 4 heads of 64"),
         (_meta("llama.context_length", "long"), ModelDamagedError, "llama.context_length = 'long'"),
         (_meta("llama.embedding_length", 255.5), ModelDamagedError, "a whole number is needed"),
         (_meta("tokenizer.ggml.bos_token_id", 1 << 20), ModelDamagedError, "has no token of the number that it gives for bos"),

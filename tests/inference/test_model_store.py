@@ -1,11 +1,13 @@
 """From a name to a model on disk, with real processes: what is kept, what is noticed, and what a killed process leaves."""
 
+import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -238,9 +240,7 @@ def _directories(models_dir: Path) -> list[str]:
 
 async def test_a_second_process_waits_for_the_first(store: ModelStore, models_dir: Path, gguf: Path) -> None:
     seen = Seen()
-    layout = ModelsDir(models_dir)
-    layout.make()
-    with layout.lock(source_of(str(gguf)), lambda: None) as lock:
+    with _held(models_dir, gguf) as lock:
 
         def show(progress: Progress) -> None:
             seen(progress)
@@ -268,24 +268,57 @@ async def test_of_many_at_once_one_converts(store: ModelStore, models_dir: Path,
     assert _directories(models_dir) == [models[0].model_hash]
 
 
-def _fetching_process() -> psutil.Process:
-    (found,) = (child for child in psutil.Process().children() if "inference.fetch" in child.cmdline())
-    return found
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from inference.acquire import acquire
+from inference.model_entries import ModelsDir
+from inference.model_store import source_of
+def report(progress):
+    if progress.stage == sys.argv[3]:
+        os.kill(os.getpid(), signal.SIGKILL)
+acquire(source_of(sys.argv[2]), ModelsDir(Path(sys.argv[1])), report)
+"""
 
 
 @pytest.mark.parametrize("stage", ["converting", "hashing"])
-async def test_a_killed_process_leaves_nothing_that_counts(stage: str, store: ModelStore, models_dir: Path, gguf: Path) -> None:
-    def kill(progress: Progress) -> None:
-        if progress.stage == stage:
-            _fetching_process().kill()
-
-    with pytest.raises(ModelError, match=r"the process that did it was ended by SIGKILL"):
-        await store.resolve(str(gguf), kill)
+def test_a_killed_process_leaves_nothing_that_counts(
+    stage: str, store: ModelStore, acquired: Acquire, models_dir: Path, gguf: Path
+) -> None:
+    run = [sys.executable, "-c", KILLED, str(models_dir), str(gguf), stage]
+    assert subprocess.run(run, check=False).returncode == -signal.SIGKILL
     assert store.stored() == []
     assert [name.startswith(".partial-") for name in _directories(models_dir)] == [True]
 
-    model = await store.resolve(str(gguf), Seen())
+    model = acquired(gguf)
     assert _directories(models_dir) == [model.model_hash]
+
+
+def _fetching_processes() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "inference.fetch" in child.cmdline()]
+
+
+async def test_a_fetching_process_that_is_killed_is_told_in_one_sentence(
+    store: ModelStore, models_dir: Path, gguf: Path
+) -> None:
+    def kill(progress: Progress) -> None:
+        assert progress.stage == "waiting"
+        for process in _fetching_processes():
+            process.kill()
+
+    with _held(models_dir, gguf), pytest.raises(ModelError) as caught:
+        await store.resolve(str(gguf), kill)
+
+    assert str(caught.value) == "tiny.gguf was not made ready: the process that did it was ended by SIGKILL."
+
+
+@contextlib.contextmanager
+def _held(models_dir: Path, path: Path) -> Iterator[int]:
+    """Another process's lock: whoever fetches this name waits."""
+    layout = ModelsDir(models_dir)
+    layout.make()
+    with layout.lock(source_of(str(path)), lambda: None) as lock:
+        yield lock
 
 
 def test_any_start_clears_away_what_others_left(acquired: Acquire, models_dir: Path, tmp_path: Path) -> None:
@@ -301,11 +334,11 @@ def test_any_start_clears_away_what_others_left(acquired: Acquire, models_dir: P
 
 
 async def test_cancelling_ends_the_process_at_once(store: ModelStore, models_dir: Path, gguf: Path) -> None:
-    with trio.CancelScope() as scope:
+    with _held(models_dir, gguf), trio.CancelScope() as scope:
         await store.resolve(str(gguf), lambda progress: scope.cancel())
 
     assert scope.cancelled_caught
-    assert [child for child in psutil.Process().children() if "inference.fetch" in child.cmdline()] == []
+    assert _fetching_processes() == []
     assert store.stored() == []
 
 
@@ -320,9 +353,7 @@ trio.run(ModelStore(Path(sys.argv[1]), os.environ).resolve, sys.argv[2], show)
 
 def test_when_the_node_is_killed_its_fetching_process_ends_too(models_dir: Path, gguf: Path) -> None:
     """While it waits for another process, the state in which it would otherwise live longest."""
-    layout = ModelsDir(models_dir)
-    layout.make()
-    with layout.lock(source_of(str(gguf)), lambda: None):
+    with _held(models_dir, gguf):
         node = subprocess.Popen([sys.executable, "-c", NODE, str(models_dir), str(gguf)], stdout=subprocess.PIPE)
         assert node.stdout is not None
         assert node.stdout.readline() == b"waiting\n"
