@@ -1,5 +1,6 @@
 """The HTTP server of a node: its doors, its routes, and its life as one trio task."""
 
+import asyncio
 import re
 from collections.abc import Mapping
 
@@ -14,7 +15,7 @@ from api.bridge import Bridge, BridgeClosed, open_bridge
 from api.chat import Chat
 from api.errors import ApiError, internal, stopping
 from api.exchange import Exchange, Respond, error_response
-from api.listen import is_loopback, listen, urls
+from api.listen import ListenError, authority, listen, urls
 from api.models import Models
 from api.server import HttpServer
 from api.settings import ApiSettings, Draws
@@ -59,8 +60,7 @@ class Api:
         self._draws = draws
         self._keys = hygiene.Keys(settings.api_keys)
         self._host_names = frozenset(name.lower() for name in settings.host_names)
-        # A server that is open to others goes by names that it can't know.
-        self._checks_host = all(is_loopback(host) or host == "localhost" for host, _ in settings.addresses)
+        self._checks_host = not settings.exposed  # a server that is open to others goes by names that it can't know
         self._routes = (
             Route(re.compile("/v1/chat/completions"), {"POST": chat.complete}),
             Route(re.compile("/v1/models"), {"GET": models.list}),
@@ -73,6 +73,17 @@ class Api:
         """The response to any request; only a client that has gone gets none."""
         request_id = hygiene.request_id(request.headers.get("x-request-id"), self._draws.identifier())
         headers = {"Server": "shoal", "x-request-id": request_id, **hygiene.cross_origin_headers(request.headers.get("Origin"))}
+        response = await self._response(request, headers)
+        try:
+            async with asyncio.timeout(self._settings.stalled_seconds):
+                await response.prepare(request)
+                await response.write_eof()
+        except TimeoutError:  # the client takes nothing of it
+            if request.transport is not None:
+                request.transport.abort()
+        return response
+
+    async def _response(self, request: web.BaseRequest, headers: dict[str, str]) -> web.StreamResponse:
         try:
             return await self._respond(request, headers)
         except ApiError as error:
@@ -87,7 +98,7 @@ class Api:
             return self._internal(headers)
 
     def _internal(self, headers: Mapping[str, str]) -> web.StreamResponse:
-        _log.exception("a request failed for a fault of this program", request_id=headers["x-request-id"])
+        _log.exception("a request failed for a fault of this program")
         return error_response(internal(), headers)
 
     async def _respond(self, request: web.BaseRequest, headers: dict[str, str]) -> web.StreamResponse:
@@ -118,6 +129,8 @@ async def serve(
 
     Raises: ListenError (an OSError) whose text is one sentence for people.
     """
+    if settings.exposed and not (settings.api_keys or settings.insecure):
+        raise ListenError(f"The API address {authority(*settings.exposed[0])} is open to others and needs an API key.")
     sockets = listen(settings.addresses, families_optional=settings.families_optional)
     found_urls = urls(sockets)
     async with open_bridge() as bridge:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from api.errors import ApiError
 
@@ -35,27 +35,42 @@ class BodyReader:
     async def read(self, request: web.BaseRequest) -> bytearray:
         """The body, decompressed where it came compressed.
 
-        Raises: ApiError (413, 408, or 503 while other bodies take up all the room).
+        Raises: ApiError (413, 408, 400, or 503 while other bodies take up all the room).
         """
         if (request.content_length or 0) > self._bytes_max:
             raise self._too_large()
         body = bytearray()
         try:
             async with asyncio.timeout(self._seconds_max):
+                await _invite(request)
                 async for piece in request.content.iter_any():
                     self._held_bytes += len(piece)
                     body += piece
-                    if len(body) > self._bytes_max:
-                        raise self._too_large()
-                    if self._held_bytes > self._bytes_max_together:
-                        message = "Too many large requests are arriving at once."
-                        raise ApiError(503, "overloaded", message, retry_after=1, headers=_CLOSE)
+                    self._check(len(body))
         except TimeoutError:
             message = f"The body did not arrive within {self._seconds_max:g} seconds."
             raise ApiError(408, "timed_out", message, headers=_CLOSE) from None
+        except web.RequestPayloadError:
+            message = "The body is not what its headers say: its chunks or its compression are broken."
+            raise ApiError(400, "bad_http", message, headers=_CLOSE) from None
         finally:
             self._held_bytes -= len(body)
         return body
 
+    def _check(self, size: int) -> None:
+        if size > self._bytes_max:
+            raise self._too_large()
+        if self._held_bytes > self._bytes_max_together:
+            message = "Too many large requests are arriving at once."
+            raise ApiError(503, "overloaded", message, retry_after=1, headers=_CLOSE)
+
     def _too_large(self) -> ApiError:
         return ApiError(413, "request_too_large", f"The body is larger than {self._bytes_max} bytes.", headers=_CLOSE)
+
+
+async def _invite(request: web.BaseRequest) -> None:
+    """Ask a client for the body that it holds back until it hears that it is welcome."""
+    if request.version >= HttpVersion11 and request.headers.get("Expect", "").lower() == "100-continue":
+        writer = request.writer
+        await writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        writer.output_size = 0  # it is no part of the response, which may still be any

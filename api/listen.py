@@ -102,7 +102,9 @@ def urls(sockets: Sequence[socket.socket]) -> tuple[str, ...]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, as a socket names it, can be reached from this device only."""
+    """Whether an address can be reached from this device only; of names only `localhost` is known to."""
+    if host.lower() == "localhost":
+        return True
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from api.body import BODIES_BYTES_MAX, BODY_BYTES_MAX, BODY_SECONDS_MAX
+from api.listen import is_loopback
 
 SEED_BITS = 63
 
@@ -30,6 +31,11 @@ class ApiSettings(Struct, frozen=True, kw_only=True):
     pulse_seconds: float = 2.0
     stalled_seconds: float = 30.0
     close_seconds: float = 3.0
+
+    @property
+    def exposed(self) -> tuple[tuple[str, int], ...]:
+        """The addresses that others than this device may reach."""
+        return tuple((host, port) for host, port in self.addresses if not is_loopback(host))
 
 
 class Draws(Struct, frozen=True):

@@ -1,10 +1,12 @@
 """The doors: routes, methods, sizes, hosts, keys, origins; every refusal is JSON of OpenAI's shape."""
 
+import gzip
 import json
 
 import pytest
 import trio
 
+from api import server
 from api.app import serve
 from api.settings import ApiSettings
 from tests.api.http_client import CHAT, HI, Client, serving
@@ -118,6 +120,82 @@ async def test_large_bodies_together_are_bounded() -> None:
     assert (reply.status, reply.error()["code"]) == (503, "overloaded")
     assert reply.headers["retry-after"] == "1"
     assert after.status == 200
+
+
+@pytest.mark.parametrize("expect", ["100-continue", "100-Continue"])
+async def test_a_client_that_holds_its_body_back_is_asked_for_it(expect: str) -> None:
+    body = json.dumps({"messages": HI, "max_tokens": 1}).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nExpect: {expect}\r\nContent-Length: "
+    async with serving(MemoryService(), body_bytes_max=1000) as client:
+        async with client.connect() as connection:
+            await connection.send(f"{head}{len(body)}\r\n\r\n".encode())
+            invited = await connection.read_head()
+            await connection.send(body)
+            reply = await connection.read_reply()
+        async with client.connect() as connection:
+            await connection.send(f"{head}1001\r\n\r\n".encode())
+            refused = await connection.read_reply()
+
+    assert invited == (100, {})
+    assert reply.status == 200
+    assert refused.status == 413
+
+
+@pytest.mark.parametrize(
+    ("header", "body"),
+    [("Transfer-Encoding: chunked", b"xyz\r\n"), ("Content-Encoding: gzip\r\nContent-Length: 20", b"\x1f\x8b" + b"x" * 18)],
+    ids=["chunks", "compression"],
+)
+async def test_broken_bodies_are_the_clients_fault(header: str, body: bytes) -> None:
+    async with serving(MemoryService()) as client, client.connect() as connection:
+        await connection.send(f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n\r\n".encode() + body)
+        reply = await connection.read_reply()
+
+    assert (reply.status, reply.error()["code"]) == (400, "bad_http")
+
+
+async def test_a_compressed_body_counts_as_what_it_is_when_unpacked() -> None:
+    small = gzip.compress(json.dumps({"messages": HI, "max_tokens": 1}).encode())
+    bomb = gzip.compress(b" " * 10_000_000)
+    packed = {"Content-Encoding": "gzip"}
+    async with serving(MemoryService(), body_bytes_max=1_000_000) as client:
+        assert (await client.ask("POST", CHAT, small, packed)).status == 200
+        assert (await client.ask("POST", CHAT, bomb, packed)).status == 413
+
+
+async def test_more_connections_than_can_be_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 1)
+    async with serving(MemoryService()) as client, client.connect() as first:
+        await first.ask("GET", "/healthz")
+        assert (await first.read_reply()).status == 200
+        async with client.connect() as second:
+            reply = await second.read_reply()
+            assert await second.is_closed()
+        await first.ask("GET", "/healthz")
+        assert (await first.read_reply()).status == 200
+
+    assert (reply.status, reply.error()["code"]) == (503, "overloaded")
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"])
+async def test_connections_on_which_nothing_becomes_of_a_request_are_ended(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "IDLE_SECONDS_MAX", 0.05)
+    async with serving(MemoryService()) as client, client.connect() as connection:
+        await connection.send(sent)
+        assert await connection.is_closed()
+
+
+async def test_a_server_that_is_open_to_others_needs_a_key() -> None:
+    with pytest.raises(OSError, match="needs an API key"):
+        await serve(MemoryService(), ApiSettings(addresses=(("0.0.0.0", 0),)))
+
+
+async def test_a_server_that_is_open_to_others_goes_by_any_name() -> None:
+    async with serving(MemoryService(), addresses=(("0.0.0.0", 0),), insecure=True) as client:
+        local = Client(f"http://127.0.0.1:{client.port}")
+        assert (await local.ask("GET", "/v1/models", host="shoal.example")).status == 200
 
 
 async def test_foreign_hosts_are_refused_on_loopback_62() -> None:
