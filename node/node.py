@@ -59,21 +59,18 @@ class _Events:
     async def __anext__(self) -> Event:
         if self.end is not None:
             raise StopAsyncIteration
-        event = await self._next()
+        if self._first is not None:
+            event, self._first = self._first, None
+        else:
+            assert self._rest is not None
+            try:
+                event = await anext(self._rest)
+            except StopAsyncIteration:
+                event = self._ticket.timed_out()
         if isinstance(event, END_EVENTS):
             assert isinstance(event, Finished | Failed), "a refusal never leaves the reception"
             self.end = event
         return event
-
-    async def _next(self) -> Event:
-        if self._first is not None:
-            first, self._first = self._first, None
-            return first
-        assert self._rest is not None
-        try:
-            return await anext(self._rest)
-        except StopAsyncIteration:
-            return self._ticket.timed_out()
 
 
 class _Answer(Struct):
