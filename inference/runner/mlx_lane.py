@@ -7,7 +7,6 @@ measure that batches are checked against.
 Both are one token ahead: a step starts the evaluation of the next token before it waits for this one.
 """
 
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import mlx.core as mx
@@ -36,7 +35,7 @@ class Job(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """KV that a row leaves behind, and the tokens that it stands for."""
+    """KV that a row leaves behind, not evaluated yet (see `evaluate`), and the tokens that it stands for."""
 
     tokens: list[int]
     kv: Kv
@@ -113,7 +112,7 @@ class BatchLane:
         self._prefilling.pop(uid, None)
         with mx.stream(self._generator.stream):
             kv, tokens = self._generator.remove([uid], return_prompt_caches=True)[uid]
-            return _kept(tokens, kv) if len(tokens) > len(job.past) else None
+            return Kept(list(tokens), kv) if len(tokens) > len(job.past) else None
 
     def step(self, prefill_tokens: int) -> LaneStep:
         """See Lane."""
@@ -136,8 +135,7 @@ class BatchLane:
         kept = None
         if response.finish_reason is not None:
             del self._jobs[response.uid], self._uids[request_id]
-            with mx.stream(self._generator.stream):
-                kept = _kept(response.all_tokens, response.prompt_cache)
+            kept = Kept(response.all_tokens, response.prompt_cache)
         return Drawn(request_id, response.token, response.logprobs, response.finish_reason, kept)
 
     def close(self) -> None:
@@ -170,7 +168,7 @@ class SingleLane:
         """See Lane."""
         assert self._job is not None
         assert self._job.request_id == request_id
-        kept = _kept(self._tokens, self._kv) if len(self._tokens) > len(self._job.past) else None
+        kept = Kept(self._tokens, self._kv) if len(self._tokens) > len(self._job.past) else None
         self._job, self._kv, self._next = None, [], None
         return kept
 
@@ -220,7 +218,6 @@ class SingleLane:
         self._job, self._kv, self._next = None, [], None
 
 
-def _kept(tokens: Sequence[int], kv: Kv) -> Kept:
-    """Evaluated at once: until then it would hold the whole batch's KV."""
+def evaluate(kv: Kv) -> None:
+    """Make a KV stand by itself: what a lane leaves is a slice of a whole batch's until then, and keeps all of that alive."""
     mx.eval([part.state for part in kv])
-    return Kept(list(tokens), kv)

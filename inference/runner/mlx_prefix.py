@@ -5,7 +5,7 @@ bytes; what was used least recently goes first.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -48,10 +48,9 @@ class _Entry:
 
 
 class PrefixCache:
-    """At most `bytes_max` bytes of KV by the tokens that it stands for."""
+    """KV by the tokens that it stands for."""
 
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
+    def __init__(self) -> None:
         self._entries: list[_Entry] = []  # least recently used first
 
     @property
@@ -78,16 +77,18 @@ class PrefixCache:
                 part.trim(surplus)
         return kv, length
 
-    def store(self, tokens: Sequence[int], kv: Kv) -> None:
-        """Keep a KV that stands for exactly these tokens; it is the cache's own from now on."""
-        if len(tokens) < PREFIX_TOKENS_MIN:
+    def store(self, tokens: Sequence[int], kv: Kv, bytes_max: int, evaluate: Callable[[Kv], None]) -> None:
+        """Keep a KV that stands for exactly these tokens, with what else is kept within `bytes_max`; it is the cache's own
+        from now on. `evaluate` is called once room is made for it, and not at all where there is none.
+        """
+        size = sum(part.nbytes for part in kv)
+        if len(tokens) < PREFIX_TOKENS_MIN or size > bytes_max:
             return
         entry = _Entry(np.asarray(tokens, dtype=np.int64), kv)
-        if entry.bytes > self.bytes_max:
-            return
+        self.trim(bytes_max - size)
+        evaluate(kv)
         self._entries = [other for other in self._entries if not _replaces(entry, other)]
         self._entries.append(entry)
-        self.trim(self.bytes_max)
 
     def trim(self, bytes_max: int) -> None:
         """Let go of the least recently used until that many bytes are left."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from inference.requests import Prompt, TokenLogprob
 from inference.runner import mlx_check, mlx_memory
 from inference.runner.engine import RequestError, Row, Sampled, StepResult
-from inference.runner.mlx_lane import BatchLane, Drawn, Job, Kept, Lane, LaneStep, SingleLane
+from inference.runner.mlx_lane import BatchLane, Drawn, Job, Kept, Lane, LaneStep, SingleLane, evaluate
 from inference.runner.mlx_load import Loaded
 from inference.runner.mlx_pace import PrefillPace
 from inference.runner.mlx_prefix import PrefixCache
@@ -64,7 +64,7 @@ class MlxEngine:
         self.speed = mlx_check.measure(loaded.model, loaded.shape.vocabulary)
         budget = loaded.budget
         self._pace = PrefillPace(self.speed.prefill, mlx_memory.PREFILL_TOKENS_MIN, budget.prefill_tokens_max)
-        self._prefix = PrefixCache(budget.kv_bytes_max)
+        self._prefix = PrefixCache()
         self._info = EngineInfo(
             device=loaded.device,
             dtype=loaded.dtype,
@@ -115,13 +115,16 @@ class MlxEngine:
         assert len(self._rows) < self._info.running_max
         live = _Live(row)
         self._rows[row.request_id] = live
-        self._prefix.trim(self._prefix_bytes_max())
+        self._yield_prefixes()
         return min(self._start(live, self._shared_lane()), len(row.prompt_ids) - 1)
 
-    def _prefix_bytes_max(self) -> int:
+    def _yield_prefixes(self) -> None:
         """The prefix cache has what the rows, padded to the longest as they are in a batch, can't come to need."""
-        totals = [live.total for live in self._rows.values()]
-        return max(0, self._info.kv_bytes_max - mlx_memory.batch_bytes(self._loaded.shape, totals))
+        self._prefix.trim(self._room([live.total for live in self._rows.values()]))
+
+    def _room(self, tokens: list[int]) -> int:
+        """Bytes of the KV budget that rows of so many tokens leave."""
+        return max(0, self._info.kv_bytes_max - mlx_memory.batch_bytes(self._loaded.shape, tokens))
 
     def _shared_lane(self) -> Lane:
         if self._shared is None:
@@ -145,15 +148,18 @@ class MlxEngine:
 
     def remove(self, request_id: str) -> None:
         """Drop a row between two steps; what it had evaluated goes to the prefix cache."""
-        live = self._rows.pop(request_id, None)
+        live = self._rows.get(request_id)
         if live is not None:
-            self._keep(live.lane.remove(request_id))
+            self._end(request_id, live.lane.remove(request_id))
             self._drop_unused_lanes()
 
-    def _keep(self, kept: Kept | None) -> None:
+    def _end(self, request_id: str, kept: Kept | None) -> None:
+        """Forget a row that its lane has let go of. While its KV is copied, those of all rows are still there."""
         if kept is not None:
-            self._prefix.store(*kept)
-            self._prefix.trim(self._prefix_bytes_max())
+            room = self._room([len(live.row.prompt_ids) + len(live.given) for live in self._rows.values()])
+            self._prefix.store(kept.tokens, kept.kv, room, evaluate)
+        del self._rows[request_id]
+        self._yield_prefixes()
 
     def _drop_unused_lanes(self) -> None:
         used = {id(live.lane) for live in self._rows.values()} | {id(self._shared)}
@@ -200,8 +206,7 @@ class MlxEngine:
             logprob = token_logprob(own, drawn.token_id, live.row.top_logprobs, self.decode)
         live.given.append(drawn.token_id)
         if drawn.reason is not None:
-            del self._rows[drawn.request_id]
-            self._keep(drawn.kept)
+            self._end(drawn.request_id, drawn.kept)
         return Sampled(drawn.request_id, drawn.token_id, drawn.reason == "stop", drawn.reason is not None, logprob)
 
     def _recover(self, lane: Lane, error: Exception) -> list[tuple[str, str]]:

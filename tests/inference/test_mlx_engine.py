@@ -1,7 +1,6 @@
 """The MLX engine over tiny random models: the contract of all engines, and what is its own."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
