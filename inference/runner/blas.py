@@ -10,7 +10,6 @@ Imports no mlx: everything here must happen before that.
 """
 
 import ctypes
-import ctypes.util
 import importlib.metadata
 import importlib.util
 import os
@@ -25,6 +24,7 @@ SYSTEM_LIBRARIES = ("libopenblas.so.0",)
 # What libmlx takes from a BLAS, and what sets the threads. Its LAPACK calls stay with the reference library.
 RENAMED = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm", "openblas_set_num_threads")
 PATCHELF_SECONDS_MAX = 60.0
+GPU_BACK_ENDS = ("mlx-cuda-12", "mlx-cuda-13")  # with one of them MLX computes elsewhere
 
 _loaded: dict[str, ctypes.CDLL] = {}  # a library loaded into the global scope stays there as long as the process
 
@@ -35,30 +35,27 @@ def fast_blas(cache: Path, threads: int) -> str | None:
     `cache` is the directory for the copy made fit, `threads` how many OpenBLAS may use. Where mlx was imported before, what
     was in place then counts.
     """
-    if not _loaded:
-        if sys.platform != "linux" or _has_gpu_back_end():
-            return None
+    if not _loaded and sys.platform == "linux" and not _has_gpu_back_end():
         if "mlx.core" in sys.modules:
-            _say("mlx was imported before a BLAS could be put under it")
-            return None
-        for path in _candidates(cache):
-            if (library := _load(path)) is not None:
-                _loaded[path] = library
-                break
+            _say("MLX was imported before a BLAS could be put under it")
+        else:
+            _load_one(cache)
     for path, library in _loaded.items():
         library.openblas_set_num_threads(threads)
         return path
     return None
 
 
-def _candidates(cache: Path) -> list[str]:
-    found = [name for name in SYSTEM_LIBRARIES if _exists(name)]
-    if not found:
-        try:
-            found = [str(made_fit(cache))]
-        except (OSError, subprocess.SubprocessError, importlib.metadata.PackageNotFoundError) as error:
-            _say(f"no fast BLAS for MLX, which makes it about ten times slower: {error}")
-    return found
+def _load_one(cache: Path) -> None:
+    if any(_load(name) for name in SYSTEM_LIBRARIES if _exists(name)):
+        return
+    try:
+        copy = made_fit(cache)
+        if not _load(str(copy)):
+            copy.unlink()  # damaged, as by a disk that was full: one more try
+            _load(str(made_fit(cache)))
+    except (OSError, subprocess.SubprocessError, importlib.metadata.PackageNotFoundError) as error:
+        _say(f"no fast BLAS for MLX, which makes it about ten times slower: {error}")
 
 
 def _exists(name: str) -> bool:
@@ -69,18 +66,19 @@ def _exists(name: str) -> bool:
     return True
 
 
-def _load(path: str) -> ctypes.CDLL | None:
+def _load(path: str) -> bool:
     """Load it for everyone, and make sure that it is the one whose symbols are found."""
     try:
         library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
         ours, found = _address(library), _address(ctypes.CDLL(None))
     except (OSError, AttributeError) as error:
         _say(f"{path} is not fit as a BLAS for MLX: {error}")
-        return None
-    if ours != found:
+        return False
+    if ours == found:
+        _loaded[path] = library
+    else:
         _say(f"{path} is not used: another library gives the process its BLAS")
-        return None
-    return library
+    return ours == found
 
 
 def _address(library: ctypes.CDLL) -> int | None:
@@ -128,7 +126,7 @@ def _renamed(source: Path, directory: Path) -> Path:
 
 
 def _has_gpu_back_end() -> bool:
-    return any(importlib.util.find_spec("mlx") and _installed(name) for name in ("mlx-cuda-12", "mlx-cuda-13", "mlx-cuda"))
+    return any(_installed(name) for name in GPU_BACK_ENDS)
 
 
 def _installed(distribution: str) -> bool:

@@ -7,6 +7,7 @@ measure that batches are checked against.
 Both are one token ahead: a step starts the evaluation of the next token before it waits for this one.
 """
 
+from collections import deque
 from typing import Any, Literal, NamedTuple, Protocol
 
 import mlx.core as mx
@@ -19,7 +20,8 @@ from inference.runner.mlx_sampling import Chooser
 
 Model = Any  # what mlx-lm builds, an mlx.nn.Module: tokens [rows, length], cache -> logits [rows, length, vocabulary]
 
-PREFILL_ROWS_MAX = 8  # prompts that are evaluated side by side
+PREFILL_ROWS_MAX = 8  # prompts that are evaluated side by side, where all of them fit into one step
+LONG_PREFILL_ROWS_MAX = 2  # else: padding and attention to the longest's KV would eat up what more rows gain
 PREFILL_CHUNK_MAX = 1 << 16  # a step's piece of a prompt is evaluated at once: its size is the engine's to choose
 
 
@@ -83,16 +85,28 @@ class BatchLane:
             model,
             stop_tokens=[[token] for token in sorted(stop_ids)],
             completion_batch_size=rows_max,
-            prefill_batch_size=min(PREFILL_ROWS_MAX, rows_max),
+            prefill_batch_size=PREFILL_ROWS_MAX,
             prefill_step_size=PREFILL_CHUNK_MAX,
         )
-        self._prefill_rows = min(PREFILL_ROWS_MAX, rows_max)
+        self._waiting: deque[Job] = deque()  # for the prompts before them
         self._uids: dict[str, int] = {}
         self._jobs: dict[int, Job] = {}
         self._prefilling: dict[int, int] = {}  # tokens of the rest that are evaluated
 
     def insert(self, job: Job) -> None:
         """See Lane."""
+        self._waiting.append(job)
+
+    def _feed(self, prefill_tokens: int) -> None:
+        """Hand the next prompts to the generator, oldest first."""
+        while self._waiting and len(self._prefilling) < PREFILL_ROWS_MAX:
+            rests = [len(self._jobs[uid].rest) - done for uid, done in self._prefilling.items()]
+            rests.append(len(self._waiting[0].rest))
+            if len(rests) > LONG_PREFILL_ROWS_MAX and len(rests) * max(rests) > prefill_tokens:
+                return
+            self._hand_over(self._waiting.popleft())
+
+    def _hand_over(self, job: Job) -> None:
         (uid,) = self._generator.insert(
             [job.rest],
             max_tokens=[job.token_count_max],
@@ -102,12 +116,15 @@ class BatchLane:
             logits_processors=[job.chooser.processors],
         )
         self._uids[job.request_id] = uid
-        self._jobs[uid] = job
+        self._jobs[uid] = job._replace(kv=None)  # from here on it is copied into the batch's
         self._prefilling[uid] = 0
 
     def remove(self, request_id: str) -> Kept | None:
         """See Lane."""
-        uid = self._uids.pop(request_id)
+        uid = self._uids.pop(request_id, None)
+        if uid is None:
+            self._waiting = deque(job for job in self._waiting if job.request_id != request_id)
+            return None
         job = self._jobs.pop(uid)
         self._prefilling.pop(uid, None)
         with mx.stream(self._generator.stream):
@@ -116,8 +133,8 @@ class BatchLane:
 
     def step(self, prefill_tokens: int) -> LaneStep:
         """See Lane."""
-        rows = min(max(1, len(self._prefilling)), self._prefill_rows)
-        self._generator.prefill_step_size = max(1, prefill_tokens // rows)
+        self._feed(prefill_tokens)
+        self._generator.prefill_step_size = max(1, prefill_tokens // max(1, len(self._prefilling)))
         prompts, tokens = self._generator.next()
         evaluated, longest, count = [], 0, 0
         for response in prompts:
@@ -140,6 +157,7 @@ class BatchLane:
 
     def close(self) -> None:
         """See Lane."""
+        self._waiting.clear()
         self._generator.close()
 
 

@@ -162,6 +162,8 @@ def _tokenizer(path: Path, config: dict[str, Any]) -> Any:  # noqa: ANN401 - mlx
         # Said outright: else transformers asks on stdin whether to run a tokenizer's own code.
         return load_tokenizer(path, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id"))
     except Exception as error:  # likewise
+        if b'"auto_map"' in (path / "tokenizer_config.json").read_bytes():
+            raise LoadError(f"the tokenizer of {path} brings its own code, which is never run here") from error
         raise LoadError(f"the tokenizer of {path} can't be loaded: {_sentence(error)}") from error
 
 

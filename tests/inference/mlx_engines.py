@@ -15,7 +15,8 @@ BLAS_CACHE = Path(__file__).resolve().parents[2] / ".pytest_cache" / "blas"
 MEMORY_BYTES = 1 << 30
 BLAS = fast_blas(BLAS_CACHE, threads=1)
 
-from inference.runner.mlx_sampling import ChooserFactory, chooser  # noqa: E402 - imports MLX
+from inference.runner.mlx_load import load_weights  # noqa: E402 - imports MLX
+from inference.runner.mlx_sampling import Chooser, chooser  # noqa: E402 - likewise
 from inference.runner.mlx_serving import MlxEngine  # noqa: E402 - likewise
 
 
@@ -48,4 +49,4 @@ def engine_for(
     return load(command(model, context=context, memory_bytes=memory_bytes, running_max=running_max), progress)
 
 
-__all__ = ["BLAS", "BLAS_CACHE", "ChooserFactory", "MlxEngine", "chooser", "command", "engine_for", "ignore"]
+__all__ = ["BLAS", "BLAS_CACHE", "Chooser", "MlxEngine", "chooser", "command", "engine_for", "ignore", "load_weights"]
