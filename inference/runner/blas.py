@@ -40,10 +40,14 @@ def fast_blas(cache: Path, threads: int) -> str | None:
             _say("MLX was imported before a BLAS could be put under it")
         else:
             _load_one(cache)
-    for path, library in _loaded.items():
+    set_threads(threads)
+    return next(iter(_loaded), None)
+
+
+def set_threads(threads: int) -> None:
+    """How many threads the BLAS in place may use from now on; it may be computing meanwhile. Nothing without one."""
+    for library in _loaded.values():
         library.openblas_set_num_threads(threads)
-        return path
-    return None
 
 
 def _load_one(cache: Path) -> None:

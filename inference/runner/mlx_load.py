@@ -38,6 +38,7 @@ class Loaded:
     budget: Budget
     device: str
     dtype: str
+    threads: int  # that BLAS may use
     stop_ids: frozenset[int]
 
 
@@ -73,7 +74,7 @@ def load_weights(command: LoadModel, blas: bool, progress: Progress) -> Loaded:
     # No hard limit, but above it MLX waits for running work, which frees memory, before it allocates more.
     mx.set_memory_limit(max(1, command.memory_bytes - mlx_memory.PROCESS_BYTES))
     check_files(path)
-    model, config, form = _choose(path, forms(on_cpu, blas), command.memory_bytes)
+    model, config, form = choose(path, forms(on_cpu, blas), command.memory_bytes)
     tokenizer = _tokenizer(path, config)
     shape = _shape(model, config, form, on_cpu)
     budget = mlx_memory.plan(shape, command.memory_bytes, command.context, command.running_max)
@@ -86,6 +87,7 @@ def load_weights(command: LoadModel, blas: bool, progress: Progress) -> Loaded:
         budget=budget,
         device="cpu" if on_cpu else f"gpu ({mx.device_info().get('device_name', 'unknown')})",
         dtype=_dtype_name(config, model, form),
+        threads=command.threads if blas else 1,
         stop_ids=stop_ids(tokenizer, config),
     )
 
@@ -128,7 +130,7 @@ def _check_safetensors(file: Path) -> None:
         raise LoadError(f"{file} is damaged: its length is not what its header says")
 
 
-def _choose(path: Path, candidates: tuple[Form, ...], memory_bytes: int) -> tuple[Model, dict[str, Any], Form]:
+def choose(path: Path, candidates: tuple[Form, ...], memory_bytes: int) -> tuple[Model, dict[str, Any], Form]:
     """The model, not yet evaluated, in the first form that fits; the last form is left for `plan` to refuse."""
     for form in candidates:
         model, config = _lazily(path, form)

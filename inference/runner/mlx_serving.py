@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from inference.requests import Prompt, TokenLogprob
 from inference.runner import mlx_check, mlx_memory
+from inference.runner.blas import set_threads
 from inference.runner.engine import RequestError, Row, Sampled, StepResult
 from inference.runner.mlx_lane import BatchLane, Drawn, Job, Kept, Lane, LaneStep, SingleLane, evaluate
 from inference.runner.mlx_load import Loaded
@@ -21,6 +22,7 @@ from inference.runner.mlx_pace import PrefillPace
 from inference.runner.mlx_prefix import PrefixCache
 from inference.runner.mlx_sampling import Chooser, ChooserFactory, RowFault, chooser, token_logprob
 from inference.runner.mlx_text import Text
+from inference.runner.thread_pace import ThreadPace
 from inference.runner_protocol import EngineInfo
 
 
@@ -60,10 +62,12 @@ class MlxEngine:
         self._rows: dict[str, _Live] = {}
         self._lanes: list[Lane] = []
         self._shared: Lane | None = None
+        set_threads(1)  # what is measured and checked here takes no longer for it, and on a busy machine far less
         batched = loaded.budget.running_max > 1 and mlx_check.batch_is_right(loaded.model, loaded.shape.vocabulary)
         self.speed = mlx_check.measure(loaded.model, loaded.shape.vocabulary)
         budget = loaded.budget
         self._pace = PrefillPace(self.speed.prefill, mlx_memory.PREFILL_TOKENS_MIN, budget.prefill_tokens_max)
+        self._threads: dict[tuple[bool, int], ThreadPace] = {}
         self._prefix = PrefixCache()
         self._info = EngineInfo(
             device=loaded.device,
@@ -169,6 +173,8 @@ class MlxEngine:
 
     def step(self) -> StepResult:
         """One round of every lane; a lane that raises costs its row at fault, and the others nothing but time."""
+        threads = self._thread_pace()
+        set_threads(threads.threads)
         started = time.perf_counter()
         prefilled: list[tuple[str, int, int]] = []
         sampled: list[Sampled] = []
@@ -184,9 +190,19 @@ class MlxEngine:
             prefilled += self._reported(step)
             sampled += [self._sampled(drawn) for drawn in step.drawn]
         self._drop_unused_lanes()
-        if tokens:
-            self._pace.observe(tokens, time.perf_counter() - started)
+        self._learn(threads, tokens, len(sampled), time.perf_counter() - started)
         return StepResult(tuple(prefilled), tuple(sampled), tuple(failed))
+
+    def _thread_pace(self) -> ThreadPace:
+        """How many threads gain is another matter for pieces of prompts than for tokens, and for more rows than for one."""
+        prefilling = any(len(live.given) == len(live.row.generated) for live in self._rows.values())
+        return self._threads.setdefault((prefilling, len(self._rows).bit_length()), ThreadPace(self._loaded.threads))
+
+    def _learn(self, threads: ThreadPace, prefill_tokens: int, sampled: int, seconds: float) -> None:
+        if prefill_tokens:
+            self._pace.observe(prefill_tokens, seconds)
+        if prefill_tokens or sampled:
+            threads.observe(seconds / max(1, prefill_tokens))
 
     def _reported(self, step: LaneStep) -> list[tuple[str, int, int]]:
         """What is new of a prompt's progress: a row started anew evaluates its prompt a second time."""
