@@ -149,7 +149,7 @@ from inference.runner_protocol import LoadModel
 
 memory, model, cache = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 engine = load(
-    LoadModel(engine="mlx", model_path=model, context=512, memory_bytes=memory, threads=1, blas_cache=cache), lambda d, t: None
+    LoadModel(engine="mlx", model_path=model, context=256, memory_bytes=memory, threads=1, blas_cache=cache), lambda d, t: None
 )
 rows, length = engine.info.running_max, engine.info.context
 for turn in range(2):
@@ -173,7 +173,7 @@ print(rows, length, peak << 10)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak from /proc")
 def test_a_runner_full_of_rows_stays_within_its_memory(tmp_path: Path) -> None:
     """All rows it says it takes, each as long as the context, twice, with the prefix cache filling what is left."""
-    memory = 400 * MIB
+    memory = 300 * MIB
     model = make_tiny(tmp_path, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=8, head_dim=128)
     done = subprocess.run(
         [sys.executable, "-c", PEAK, str(memory), str(model), str(BLAS_CACHE)],
@@ -184,5 +184,5 @@ def test_a_runner_full_of_rows_stays_within_its_memory(tmp_path: Path) -> None:
     )
     rows, length, peak = map(int, done.stdout.split())
     assert rows >= 3
-    assert length == 512
+    assert length == 256
     assert peak <= memory
