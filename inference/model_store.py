@@ -76,7 +76,7 @@ class ModelStore:
         return entry.records[0].model
 
     def stored(self) -> list[StoredModel]:
-        """The models that this device knows, current and earlier ones, by name; looks at names, sizes and times only.
+        """The models on this device, current and earlier ones, by name; looks at names, sizes and times only.
 
         Raises: ModelDiskError.
         """
@@ -84,7 +84,7 @@ class ModelStore:
             _stored(entry, record, current=number == 0)
             for entry in self._models_dir.entries()
             for number, record in enumerate(entry.records)
-            if number == 0 or record.model.path.is_dir()
+            if record.model.path.is_dir()
         ]
 
     def _home(self) -> Path | None:
@@ -183,8 +183,6 @@ def _stored(entry: Entry, record: Record, *, current: bool) -> StoredModel:
 
 
 def _problem(record: Record) -> str | None:
-    if not record.model.path.is_dir():
-        return "no longer on disk"
     for known in record.stamps:
         try:
             status = (record.model.path / known.name).stat()
