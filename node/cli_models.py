@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -18,6 +17,7 @@ from rich.table import Table
 
 from inference.model_store import ModelStore
 from inference.models import SHORT_HASH_DIGITS, Model, ModelError, StoredModel
+from node.config import process_environment
 from node.errors import CommandError
 from node.pull_progress import PullProgress
 
@@ -33,7 +33,7 @@ def pull(name: str, models_dir: Path, as_json: bool) -> int:
     Raises: CommandError with the reason, one sentence.
     """
     with PullProgress(name, sys.stderr) as progress:
-        outcome = trio.run(_resolve, ModelStore(models_dir, os.environ), name, progress)
+        outcome = trio.run(_resolve, ModelStore(models_dir, process_environment()), name, progress)
     if outcome is None:
         print(f"node: {name} was not fetched to its end; `node pull {name}` goes on with it", file=sys.stderr)
         return EXIT_INTERRUPTED

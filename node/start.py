@@ -22,7 +22,7 @@ from inference.model_store import ModelStore
 from inference.runner_protocol import LoadModel
 from inference.runner_state import RunnerProcess
 from node import logs
-from node.config import Config
+from node.config import Config, process_environment
 from node.data_dir import IDENTITY_FILE, DataDirError, NodeFile, locked_data_dir, write_node_file
 from node.errors import CommandError
 from node.local_runners import Down, LocalInstance, LocalRunners, RunnerSettings, open_local_runners
@@ -71,10 +71,10 @@ def _open_standard_descriptors() -> None:
 
 async def _run(config: Config, identity: Identity, stop: StopSignals, line: ProgressLine) -> str | None:
     """The node's life; returns why it had to end, None where it was told to."""
-    store = ModelStore(config.models_dir, os.environ)
+    store = ModelStore(config.models_dir, process_environment())
 
     async def launch(command: LoadModel) -> RunnerProcess:
-        return await launch_runner(command, environment=os.environ)
+        return await launch_runner(command, environment=process_environment())
 
     async with (
         trio.open_nursery() as nursery,

@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from inference.runner.fake_engine import FakeSettings
-from tests.api.http_client import CHAT, HI, serving
+from tests.api.http_client import CHAT, HI, Connection, serving
 from tests.api.memory_service import MemoryService
 
 ENDLESS = FakeSettings(stop_one_in=0)
@@ -71,6 +71,12 @@ async def test_a_client_that_stops_reading_loses_its_own_task_only() -> None:
     assert len(other) == 103
 
 
+async def send_until_cut(connection: Connection) -> None:
+    """The only sign of the cut for one that does not read."""
+    while True:
+        await connection.send(b"\r\n")
+
+
 async def test_a_client_that_takes_nothing_of_a_whole_answer_is_cut_off() -> None:
     service = MemoryService(ENDLESS)
     body: dict[str, Any] = {"max_tokens": 6000, "logprobs": True, "top_logprobs": 20, "stream": False}
@@ -78,8 +84,7 @@ async def test_a_client_that_takes_nothing_of_a_whole_answer_is_cut_off() -> Non
         stalled.stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         await service.wait_until(lambda s: bool(s.requests) and s.running == 0)
         with pytest.raises(trio.BrokenResourceError):
-            while True:  # the only sign of the cut for one that does not read
-                await stalled.send(b"\r\n")
+            await send_until_cut(stalled)
 
 
 async def test_half_a_request_is_no_task_and_its_connection_ends_with_it() -> None:
