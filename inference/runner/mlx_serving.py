@@ -68,6 +68,7 @@ class MlxEngine:
         budget = loaded.budget
         self._pace = PrefillPace(self.speed.prefill, mlx_memory.PREFILL_TOKENS_MIN, budget.prefill_tokens_max)
         self._threads: dict[tuple[bool, int], ThreadPace] = {}
+        self._decode_seconds = 1 / self.speed.decode  # of the last step without prompts
         self._prefix = PrefixCache()
         self._info = EngineInfo(
             device=loaded.device,
@@ -200,7 +201,9 @@ class MlxEngine:
 
     def _learn(self, threads: ThreadPace, prefill_tokens: int, sampled: int, seconds: float) -> None:
         if prefill_tokens:
-            self._pace.observe(prefill_tokens, seconds)
+            self._pace.observe(prefill_tokens, seconds, self._decode_seconds if sampled else 0.0)
+        elif sampled:
+            self._decode_seconds = seconds
         if prefill_tokens or sampled:
             threads.observe(seconds / max(1, prefill_tokens))
 

@@ -5,6 +5,7 @@ import importlib
 
 BENCHMARKS = {
     "decode": "decode over HTTP against BatchGenerator in one process; 8 streams against one",
+    "decode_engine": "what the engine adds to decoding: its steps against BatchGenerator's, in one process",
     "chat": "second turn, streams and cancels while a long prompt prefills",
     "http": "tokens a second through HTTP with the fake engine; time to first token that HTTP adds",
     "startup": "start to first token; memory of the node process",
