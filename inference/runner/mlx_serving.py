@@ -159,12 +159,16 @@ class MlxEngine:
             self._drop_unused_lanes()
 
     def _end(self, request_id: str, kept: Kept | None) -> None:
-        """Forget a row that its lane has let go of. While its KV is copied, those of all rows are still there."""
+        """Forget a row that its lane has let go of."""
         if kept is not None:
-            room = self._room([len(live.row.prompt_ids) + len(live.given) for live in self._rows.values()])
-            self._prefix.store(kept.tokens, kept.kv, room, evaluate)
+            self._keep(kept)
         del self._rows[request_id]
         self._yield_prefixes()
+
+    def _keep(self, kept: Kept) -> None:
+        """Put a KV into the prefix cache. While it is copied, those of all rows are there."""
+        room = self._room([len(live.row.prompt_ids) + len(live.given) for live in self._rows.values()])
+        self._prefix.store(kept.tokens, kept.kv, room, evaluate)
 
     def _drop_unused_lanes(self) -> None:
         used = {id(live.lane) for live in self._rows.values()} | {id(self._shared)}
@@ -189,6 +193,8 @@ class MlxEngine:
                 continue
             tokens += step.prefill_tokens
             prefilled += self._reported(step)
+            for kept in step.boundaries:
+                self._keep(kept)
             sampled += [self._sampled(drawn) for drawn in step.drawn]
         self._drop_unused_lanes()
         self._learn(threads, tokens, len(sampled), time.perf_counter() - started)
