@@ -148,7 +148,8 @@ def make_family(directory: Path, **config: object) -> Path:
     mx.random.seed(3)
     model_class, arguments = _get_classes(settings)
     model = model_class(arguments.from_dict(settings))
-    weights = {name: value * (4 if value.ndim > 1 else 1) for name, value in tree_flatten(model.parameters())}
+    parameters: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
+    weights = {name: value * (4 if value.ndim > 1 else 1) for name, value in parameters.items()}
     mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
     path.write_text(json.dumps(settings))
     return directory
