@@ -4,11 +4,16 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable
 
+import hypothesis
 import pytest
 import trio
 from trio.testing import MockClock
 
 ASYNC_TEST_SECONDS_MAX = 100.0
+
+# How long an example takes says more about the machine than about the code.
+hypothesis.settings.register_profile("shoal", deadline=None)
+hypothesis.settings.load_profile("shoal")
 
 
 @pytest.fixture

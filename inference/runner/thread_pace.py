@@ -17,7 +17,7 @@ class ThreadPace:
     """Chooses between one thread and `threads_max` for one kind of step (decode steps of about as many rows, say)."""
 
     def __init__(self, threads_max: int) -> None:
-        self._best, self._other = threads_max, 1
+        self._best, self._other = 1, threads_max  # a wrong one costs a fifth; a wrong many may cost a step twentyfold
         self._seconds: float | None = None  # of a step with the best number, smoothed
         self._decided_at = 0.0  # that, when the number was chosen
         self._until_probe = 1

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from api.errors import ApiError
@@ -301,7 +301,6 @@ json_values = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(ChatCompletionRequest.model_fields)), json_values, max_size=5), st.booleans())
 def test_any_document_is_refused_as_the_clients_fault_or_gives_a_request_that_the_wire_takes(
     body: dict[str, object], with_messages: bool
@@ -316,7 +315,6 @@ def test_any_document_is_refused_as_the_clients_fault_or_gives_a_request_that_th
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(outcome.request), type=Request) == outcome.request
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=40))
 def test_any_bytes_are_refused_as_the_clients_fault(body: bytes) -> None:
     assert refused(body).status == 400

@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from api.completion import Identity, WholeAnswer
@@ -62,7 +62,6 @@ def stream(events: list[Event], *, include_usage: bool = False, logprobs: bool =
     return shown
 
 
-@settings(deadline=None)
 @given(st.lists(token_events, max_size=4), reasons, st.booleans(), st.booleans(), st.integers(1, 4))
 def test_every_stream_is_openais_and_equals_the_whole_answer(
     tokens: list[Tokens], reason: FinishReason, include_usage: bool, with_logprobs: bool, size: int

@@ -1,7 +1,7 @@
 """Dividing the memory, and the pace of prefill."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -38,7 +38,6 @@ shapes = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(
     shape=shapes,
     memory_bytes=st.integers(1, 1 << 38),
@@ -84,7 +83,6 @@ def test_what_can_not_fit_is_refused_with_the_numbers() -> None:
         plan(replace(SMOLLM2, weight_bytes=16 << 30), 8 << 30, 8192, None)
 
 
-@settings(deadline=None)
 @given(
     rate=st.floats(1, 1e6),
     steps=st.lists(st.tuples(st.integers(1, 4096), st.floats(1e-6, 1e3), st.floats(0, 1e3)), max_size=20),

@@ -9,7 +9,7 @@ import trio
 
 from inference import supervisor as supervisor_module
 from inference.requests import Accepted, ChatPrompt, Event, Failed, Finished, Refused, Request, Sampling
-from tests.inference.supervised import answer, expected_answer, fault, kill, make_request, reach, reach_status, running, text_of
+from tests.inference.supervised import answer, expected_answer, kill, make_request, reach, reach_status, running, text_of
 
 
 async def test_64_answers_at_once_are_each_as_if_alone(tmp_path: Path) -> None:

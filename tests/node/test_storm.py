@@ -92,7 +92,7 @@ async def die(bench: Bench, when: float) -> None:
         bench.runner().die(-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(arrivals, min_size=1, max_size=10), deaths)
 def test_whatever_happens_every_request_ends_once_and_nothing_is_left(
     requests: list[tuple[float, int, float | None]], death_times: list[float]
