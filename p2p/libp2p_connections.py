@@ -8,10 +8,10 @@ import trio
 from p2p.hello import Decision
 from p2p.ids import NodeId
 from p2p.libp2p_handshake import HandshakeFailed, Secured
-from p2p.libp2p_mending import STREAMS_MAX, MendedYamux
+from p2p.libp2p_mending import MendedYamux
 from p2p.libp2p_stream import YamuxBytes, accept_bytes, open_bytes
 from p2p.stream import GOODBYE_SECONDS, Peer, StreamBroken, StreamProtocol, T
-from p2p.transport import Serve, Transport
+from p2p.transport import STREAMS_MAX, Serve, Transport
 
 # isort: split
 from libp2p.protocol_muxer.multiselect import Multiselect

@@ -26,6 +26,7 @@ from p2p.libp2p_sealed import (
     SealedFrames,
     SocketBytes,
 )
+from p2p.transport import STREAMS_MAX
 
 # isort: split
 from libp2p.io.exceptions import ConnectionClosedError
@@ -44,7 +45,6 @@ from libp2p.stream_muxer.yamux.yamux import (
 
 CHUNK_BYTES_MAX = SEALED_BYTES_MAX - HEADER_SIZE  # of one yamux frame, so that it fills one Noise message
 OUTBOX_BYTES_MAX = 4 * 1024 * 1024  # what answers may add to the outbox: above it, the peer asks much and reads nothing
-STREAMS_MAX = 256  # of a connection, opened by the peer; libp2p has the same bound for those opened here
 WINDOW_BYTES = 256 * 1024  # of a stream, as yamux has it: what a peer may send ahead of its reader
 UNREAD_BYTES_MAX = STREAMS_MAX * WINDOW_BYTES  # in one connection; whoever keeps to the windows stays below
 FIN, RST = FLAG_FIN, FLAG_RST

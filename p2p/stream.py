@@ -30,7 +30,7 @@ class StreamBroken(TransportError):
     """The stream ended otherwise than by its sender's `close_send`: reset, cut off, or its connection lost."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # slots would make StreamProtocol[str](...) fail
 class StreamProtocol(Generic[T]):
     """What a kind of stream is called and which messages it carries, at most `codec.max_bytes` each."""
 
@@ -159,15 +159,15 @@ class Stream(Generic[T]):
         except trio.WouldBlock:
             await self._sending.acquire()
         before = self._carrier.written
-        whole = False
         try:
             if self._reset or self._send_closed:
                 raise StreamBroken(f"this end of the {self.protocol.name} stream is closed")
             await self._carrier.write(frame)
-            whole = True
-        finally:
-            if not whole and self._carrier.written != before:
+        except trio.Cancelled:
+            if self._carrier.written != before:
                 self.reset()  # half a frame is on its way: nothing after it could be understood
+            raise
+        finally:
             self._sending.release()
 
     async def receive(self) -> T:

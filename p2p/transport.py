@@ -32,6 +32,7 @@ from p2p.wire import ProtocolViolation
 
 DIAL_SECONDS = 3.0  # one address: connect, handshake, hello
 OPEN_SECONDS = 5.0  # a stream: until the peer said that it serves the protocol
+STREAMS_MAX = 256  # of a connection, opened by the peer
 INCOMPATIBLE_MAX = 64  # remembered; the longest unseen is forgotten first
 
 T = TypeVar("T")
