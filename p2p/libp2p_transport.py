@@ -22,7 +22,7 @@ from p2p.libp2p_handshake import HANDSHAKE_BYTES_MAX, HandshakeFailed, Secured, 
 from p2p.libp2p_sealed import SocketBytes
 from p2p.stream import GOODBYE_SECONDS, Peer
 from p2p.tcp import accept, connect, remote_of, resolve, why_not_connected
-from p2p.transport import DIAL_SECONDS, OUR_VERSIONS, Incompatible, ListenFailed, Transport, Unreachable, Versions
+from p2p.transport import DIAL_SECONDS, ITSELF, OUR_VERSIONS, Incompatible, ListenFailed, Transport, Unreachable, Versions
 
 HALF_OPEN_MAX = 128  # inbound connections whose handshake is not done; one more, and the oldest makes room
 RESOLVE_SECONDS = 3.0  # a name
@@ -198,7 +198,7 @@ class Libp2pTransport(Connections):
 
     def _met_oneself(self, theirs: Hello, remote: str) -> Unreachable:
         if theirs.boot == self._boot:
-            return Unreachable("that is this node itself")
+            return ITSELF
         self._set_clash(remote)
         return Unreachable("another process has this node's identity: was its data directory copied?")
 

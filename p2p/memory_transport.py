@@ -18,7 +18,17 @@ from p2p.hello import BOOT_BYTES, decides, keep
 from p2p.ids import NodeId
 from p2p.memory_stream import End, Link, MemoryBytes, Wire
 from p2p.stream import Peer, StreamBroken
-from p2p.transport import DIAL_SECONDS, OUR_VERSIONS, STREAMS_MAX, Incompatible, ListenFailed, Transport, Unreachable, Versions
+from p2p.transport import (
+    DIAL_SECONDS,
+    ITSELF,
+    OUR_VERSIONS,
+    STREAMS_MAX,
+    Incompatible,
+    ListenFailed,
+    Transport,
+    Unreachable,
+    Versions,
+)
 
 PORT = 4701
 
@@ -202,7 +212,7 @@ class MemoryTransport(Transport):
     def _meet(self, target: "MemoryTransport", address: Address) -> Peer | Unreachable:
         """The handshake's outcome at both ends, as `libp2p_transport` has it."""
         if target is self:
-            return Unreachable("that is this node itself")
+            return ITSELF
         if target.cluster.prologue != self.cluster.prologue:
             target.counters.handshakes_refused += 1
             return Unreachable("a node of another cluster: its cluster name or key differs")

@@ -61,6 +61,9 @@ class Unreachable:
     refused: bool = False
 
 
+ITSELF = Unreachable("that is this node itself")
+
+
 @dataclass(frozen=True, slots=True)
 class Versions:
     """The range of protocol versions that a node speaks."""
@@ -166,7 +169,7 @@ class Transport(ABC):
         except AddressError as error:
             return Unreachable(str(error))
         if parsed.node_id == self.node_id:
-            return Unreachable("that is this node itself")
+            return ITSELF
         if parsed.node_id in self._peers:
             return self._peers[parsed.node_id]
         return await self._dial(parsed)
