@@ -1,9 +1,9 @@
 """Nodes of this cluster on the local network, found by mDNS (RFC 6762, 6763) without a word of configuration.
 
-Everything of zeroconf's runs in threads: starting takes it more than a second, and its callbacks block. No network, or one without
-multicast, costs a line in the log and nothing else; it is tried again, as it is whenever the device's addresses change. Nodes are
-announced under the cluster's tag, so clusters don't even see each other. Whether a node that was found still lives is the
-business of connections: what is found is only ever somewhere to dial.
+All that is zeroconf's runs in threads: starting takes it more than a second, and its callbacks block. No network, or one
+without multicast, costs a line in the log and nothing else; it is tried again, as it is whenever the device's addresses change.
+Nodes are announced under the cluster's tag, so clusters don't even see each other. Whether a node that was found still lives is
+the business of connections: what is found is only ever somewhere to dial.
 """
 
 import ipaddress
@@ -19,7 +19,6 @@ from p2p.ids import NodeId, public_key_of
 LOOK_SECONDS = 5.0  # between looks at the device's addresses
 RETRY_SECONDS = 30.0  # after mDNS could not start
 RESOLVE_MILLISECONDS = 2000  # for the addresses of one node
-STOP_SECONDS = 3.0
 FOUND_MAX = 256  # waiting to be taken in; more are dropped, and announced again by their nodes
 
 Found = Callable[[NodeId, tuple[str, ...]], None]
@@ -89,13 +88,12 @@ async def _announce(cluster_tag: str, node_id: NodeId, addresses: Callable[[], S
             await trio.sleep(LOOK_SECONDS if running is not None or not hosts else RETRY_SECONDS)
     finally:
         if running is not None:
-            with trio.move_on_after(STOP_SECONDS) as scope:
-                scope.shield = True
-                await trio.to_thread.run_sync(running.stop, abandon_on_cancel=True)
+            with trio.CancelScope(shield=True):  # a quarter of a second, for the goodbye
+                await trio.to_thread.run_sync(running.stop)
 
 
 class _Announcement(ServiceListener):
-    """This node as announced at some addresses, and the browser for others. `start` and `stop` block."""
+    """An announcement of this node at some addresses, and the browser for others. `start` and `stop` block."""
 
     def __init__(self, cluster_tag: str, node_id: NodeId, hosts: tuple[str, ...], port: int, report: Found) -> None:
         self.hosts = hosts
@@ -147,13 +145,12 @@ class _Announcement(ServiceListener):
 
 
 def read_announcement(info: ServiceInfo) -> tuple[NodeId, tuple[str, ...]] | None:
-    """The node that an announcement is of, and where to dial it; none where it makes no sense. Anybody can announce anything."""
+    """The node that an announcement is of, and where to dial it; none where it makes no sense, as anybody can make it."""
     try:
         text = (info.properties.get(b"id") or b"").decode()
         public_key_of(text)
         node_id = NodeId(text)
-        return node_id, tuple(
-            Address(host, info.port or 0, node_id).multiaddr for host in info.parsed_addresses(IPVersion.V4Only)
-        )
+        hosts = info.parsed_addresses(IPVersion.V4Only)
+        return node_id, tuple(Address(host, info.port or 0, node_id).multiaddr for host in hosts)
     except ValueError:
         return None
