@@ -22,8 +22,9 @@ DELAY_SECONDS_MIN = 0.5
 DELAY_SECONDS_MAX = 5.0  # for few targets; see `delay`
 TRIES_PER_SECOND = 2.0  # all targets together, once they are many
 REDIAL_SECONDS_MAX = 0.2  # after a connection was lost, within which it is dialled again
+LOOK_SECONDS = 0.01  # at least, between looks at all targets: many tries may end at once
 DIALS_MAX = 128  # at once; each is a socket
-TARGETS_MAX = 1024
+TARGETS_MAX = 512
 ADDRESSES_MAX = 8  # of one target
 STEADY_SECONDS = 5.0  # a connection that lasts less counts as a failure, so that two nodes don't connect and part without end
 
@@ -113,6 +114,7 @@ class Dialler:
         self._joins = [Target((address,), joined=address) for address in dict.fromkeys(joins)]
         self._nodes: dict[NodeId, Target] = {}
         self._addresses = transport.addresses
+        self._unconnected = 0
         self._woken = trio.Event()
         self._places = trio.CapacityLimiter(DIALS_MAX)
 
@@ -176,6 +178,7 @@ class Dialler:
                     target.dialling = True
                     nursery.start_soon(self._try, target)
                 await self._wait(revision)
+                await trio.sleep(LOOK_SECONDS)
 
     async def _wait(self, revision: int) -> None:
         """Until a target is due, the peers change, or somebody says so."""
@@ -206,14 +209,13 @@ class Dialler:
                 target.failures = 0 if steady else target.failures + 1
                 wait = self._random.uniform(0, REDIAL_SECONDS_MAX) if steady else self._delay(target)
                 target.since, target.next_try = None, now + wait
+        self._unconnected = sum(1 for target in self._targets() if target.node_id not in peers)
         if self._transport.addresses != self._addresses:
             self._addresses = self._transport.addresses
             self.hurry()
 
     def _delay(self, target: Target) -> float:
-        peers = self._transport.peers
-        unconnected = sum(1 for other in self._targets() if other.node_id not in peers)
-        return delay(target.failures, unconnected, self._random.random())
+        return delay(target.failures, self._unconnected, self._random.random())
 
     async def _try(self, target: Target) -> None:
         try:
@@ -224,7 +226,7 @@ class Dialler:
         if isinstance(outcome, Peer):
             if target.joined is not None:
                 target.node_id = outcome.node_id  # of whoever is at that address now
-            target.why, target.next_try = None, now + DELAY_SECONDS_MIN
+            target.why, target.since = None, outcome.since
         else:
             target.failures += 1
             target.why = outcome

@@ -86,6 +86,10 @@ class MemoryNetwork:
             if transport.node_id == node_id:
                 transport.crash()
 
+    def nodes(self) -> tuple["MemoryTransport", ...]:
+        """Whoever is there now."""
+        return tuple(self._nodes.values())
+
     def node_at(self, host: str, port: int) -> "MemoryTransport | None":
         """Who listens there."""
         return self._nodes.get((host, port))
