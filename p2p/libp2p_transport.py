@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import structlog
 import trio
 
-from p2p.addresses import Address, AddressError, advertised, parse_address
+from p2p.addresses import Address, advertised
 from p2p.cluster_key import Cluster
 from p2p.hello import BOOT_BYTES, Decision, Hello, decides, hello, keep
 from p2p.identity import Identity
@@ -21,8 +21,8 @@ from p2p.libp2p_connections import Connections
 from p2p.libp2p_handshake import HANDSHAKE_BYTES_MAX, HandshakeFailed, Secured, secure, security
 from p2p.libp2p_sealed import SocketBytes
 from p2p.stream import GOODBYE_SECONDS, Peer
-from p2p.tcp import accept, connect, remote_of, resolve, why_not_connected
-from p2p.transport import DIAL_SECONDS, ITSELF, OUR_VERSIONS, Incompatible, ListenFailed, Transport, Unreachable, Versions
+from p2p.tcp import accept, bind, connect, remote_of, resolve, why_not_connected
+from p2p.transport import DIAL_SECONDS, ITSELF, OUR_VERSIONS, Incompatible, Transport, Unreachable, Versions
 
 HALF_OPEN_MAX = 128  # inbound connections whose handshake is not done; one more, and the oldest makes room
 RESOLVE_SECONDS = 3.0  # a name
@@ -46,13 +46,14 @@ async def open_transport(
     Raises: ListenFailed.
     """
     logging.getLogger("libp2p").setLevel(logging.CRITICAL)  # it reports every failed dial as an error
+    listeners = await bind(listen)
     async with trio.open_nursery() as lasting:
         transport: Libp2pTransport | None = None
         try:
             async with trio.open_nursery() as serving:
                 boot = secrets.token_bytes(BOOT_BYTES) if boot is None else boot
                 transport = Libp2pTransport(identity, cluster, lasting, serving, versions=versions, boot=boot)
-                await transport.listen(listen)
+                transport.listen(listeners)
                 yield transport
                 serving.cancel_scope.cancel()
         finally:
@@ -83,22 +84,11 @@ class Libp2pTransport(Connections):
 
     # Listening
 
-    async def listen(self, addresses: Sequence[str]) -> None:
-        """Accept connections on each.
-
-        Raises: ListenFailed.
-        """
-        for text in addresses:
-            try:
-                address = parse_address(text)
-                listeners = await trio.open_tcp_listeners(address.port, host=address.host)
-            except AddressError as error:
-                raise ListenFailed(f"can't listen: {error}") from None
-            except OSError as error:
-                raise ListenFailed(f"can't listen on {text}: {error.strerror or error}") from None
-            self._listening += [Address(*listener.socket.getsockname()[:2]) for listener in listeners]
-            for listener in listeners:
-                self._serving.start_soon(accept, listener, self._serving, self._accept)
+    def listen(self, listeners: Sequence[trio.SocketListener]) -> None:
+        """Accept connections on each."""
+        self._listening = [Address(*listener.socket.getsockname()[:2]) for listener in listeners]
+        for listener in listeners:
+            self._serving.start_soon(accept, listener, self._serving, self._accept)
         self._look_at_interfaces()
         if any(address.ip is not None and address.ip.is_unspecified for address in self._listening):
             self._serving.start_soon(self._watch_interfaces)

@@ -2,18 +2,42 @@
 
 import errno
 import socket as sockets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
-from p2p.addresses import Address, dial_order
-from p2p.transport import Unreachable
+from p2p.addresses import Address, AddressError, dial_order, parse_address
+from p2p.transport import ListenFailed, Unreachable
 
 _FAMILIES = {"any": sockets.AF_UNSPEC, "ip4": sockets.AF_INET, "ip6": sockets.AF_INET6}
 _NO_ROUTE = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN, errno.EADDRNOTAVAIL}
 
 _NO_CAPACITY = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 NO_CAPACITY_SECONDS = 0.1  # before the next try, when there is no room for one connection more
+
+
+async def bind(addresses: Sequence[str]) -> list[trio.SocketListener]:
+    """Sockets that listen on `host:port`s or multiaddrs; a port of 0 picks one.
+
+    Raises: ListenFailed.
+    """
+    listeners: list[trio.SocketListener] = []
+    complete = False
+    text = ""
+    try:
+        for text in addresses:
+            address = parse_address(text)
+            listeners += await trio.open_tcp_listeners(address.port, host=address.host)
+        complete = True
+    except AddressError as error:
+        raise ListenFailed(f"can't listen: {error}") from None
+    except OSError as error:
+        raise ListenFailed(f"can't listen on {text}: {(error.strerror or str(error)).lower()}") from None
+    finally:
+        if not complete:
+            for listener in listeners:
+                listener.socket.close()
+    return listeners
 
 
 async def accept(

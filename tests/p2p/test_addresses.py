@@ -77,8 +77,6 @@ def test_any_text_is_an_address_or_refused(text: str) -> None:
 
 @given(st.ip_addresses(), st.integers(0, 65535), st.none() | st.binary(min_size=32, max_size=32))
 def test_every_ip_address_survives_both_spellings(ip: ipaddress.IPv4Address, port: int, key: bytes | None) -> None:
-    if ip.version == 6 and getattr(ip, "scope_id", None):
-        return
     node_id = None if key is None else node_id_of(key)
     address = Address(str(ip), port, node_id)
 

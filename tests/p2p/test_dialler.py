@@ -30,7 +30,8 @@ from p2p.dialler import (
 )
 from p2p.ids import NodeId, node_id_of
 from p2p.memory_transport import MemoryNetwork, MemoryTransport, open_network
-from p2p.transport import DIAL_SECONDS, ITSELF, Peer, Transport, Unreachable
+from p2p.stream import Peer
+from p2p.transport import DIAL_SECONDS, ITSELF, Transport, Unreachable
 from tests.p2p.transport_lab import CLUSTER, new_identity, until_gone
 
 NODES = [node_id_of(bytes([number]) * 32) for number in range(4)]
