@@ -63,7 +63,7 @@ class Secured:
         try:
             await self.session.conn.write_msg(HELLO_CODEC.encode(message))
         except BaseLibp2pError as error:
-            raise HandshakeFailed("the connection was closed during the handshake") from error
+            raise HandshakeFailed("it closed the connection during the handshake") from error
 
     async def receive(self) -> Hello | Decision:
         """The next message, which fills one Noise message.
@@ -73,7 +73,7 @@ class Secured:
         try:
             messages = list(HELLO_CODEC.reader().feed(await self.session.conn.read_msg()))
         except (BaseLibp2pError, InvalidTag) as error:
-            raise HandshakeFailed("the connection was closed during the handshake") from error
+            raise HandshakeFailed("it closed the connection during the handshake") from error
         except ProtocolViolation as error:
             raise HandshakeFailed(f"its hello makes no sense ({error})") from error
         if len(messages) != 1:
@@ -104,7 +104,8 @@ async def secure(
     except PeerIDMismatchesPubkey as error:
         raise HandshakeFailed("another node than the one expected answers there") from error
     except Exception as error:  # libp2p, noiseprotocol, protobuf and cryptography each raise their own
-        raise HandshakeFailed("no node of this kind: it failed the handshake") from error
+        why = "it closed the connection during" if socket.ended else "no node of this kind: it failed"
+        raise HandshakeFailed(f"{why} the handshake") from error
     node_id = session.get_remote_peer().to_string()
     try:
         public_key_of(node_id)

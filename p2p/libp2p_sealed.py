@@ -32,6 +32,7 @@ class SocketBytes(TrioTCPStream):  # type: ignore[misc]
         super().__init__(stream)
         self._arrived = bytearray()
         self.allowance: int | None = allowance
+        self.ended = False  # nothing more will come
 
     async def read(self, n: int | None = None) -> bytes:
         """Up to `n` bytes; none at the end.
@@ -42,7 +43,9 @@ class SocketBytes(TrioTCPStream):  # type: ignore[misc]
             try:
                 self._arrived += await self.stream.receive_some(RECEIVE_BYTES)
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                self.ended = True
                 raise ConnectionClosedError("the connection was reset", transport="tcp") from error
+            self.ended = not self._arrived
             if self.allowance is not None:
                 self.allowance -= len(self._arrived)
                 if self.allowance < 0:
