@@ -46,7 +46,9 @@ from libp2p.stream_muxer.yamux.yamux import (
 CHUNK_BYTES_MAX = SEALED_BYTES_MAX - HEADER_SIZE  # of one yamux frame, so that it fills one Noise message
 OUTBOX_BYTES_MAX = 4 * 1024 * 1024  # what answers may add to the outbox: above it, the peer asks much and reads nothing
 WINDOW_BYTES = 256 * 1024  # of a stream, as yamux has it: what a peer may send ahead of its reader
-UNREAD_BYTES_MAX = STREAMS_MAX * WINDOW_BYTES  # in one connection; whoever keeps to the windows stays below
+WINDOW_BYTES_MAX = 1024 * 1024  # of a stream whose reader keeps up
+WINDOW_EXTRA_BYTES_MAX = 32 * 1024 * 1024  # beyond `WINDOW_BYTES`, of a connection's streams together
+UNREAD_BYTES_MAX = STREAMS_MAX * WINDOW_BYTES + WINDOW_EXTRA_BYTES_MAX  # who keeps to the windows stays below
 FIN, RST = FLAG_FIN, FLAG_RST
 
 
@@ -62,6 +64,7 @@ class MendedYamux(Yamux):  # type: ignore[misc]
         self._socket = socket
         self._windows: dict[int, trio.Event] = {}  # of streams whose writer waits for room at the peer
         self._retired: list[YamuxStream] = []
+        self.window_extra = WINDOW_EXTRA_BYTES_MAX  # bytes left for windows to grow
         self._received = 0  # bytes since what is unread was last counted, and what was unread then
 
     async def run_writer(self) -> None:

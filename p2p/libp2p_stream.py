@@ -2,7 +2,7 @@
 
 import trio
 
-from p2p.libp2p_mending import CHUNK_BYTES_MAX, FIN, RST, WINDOW_BYTES, MendedYamux
+from p2p.libp2p_mending import CHUNK_BYTES_MAX, FIN, RST, WINDOW_BYTES, WINDOW_BYTES_MAX, MendedYamux
 from p2p.stream import StreamBroken
 from p2p.transport import ProtocolRefused
 
@@ -14,6 +14,8 @@ from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicat
 from libp2p.stream_muxer.yamux.yamux import YamuxStream
 from libp2p.utils import encode_delim
 
+CHUNK_BYTES_MIN = 16 * 1024  # less is sent only where no more is left
+KEEPS_UP_SECONDS = 0.05  # a reader that takes half a window in less is worth a larger one
 NEGOTIATION_BYTES_MAX = 4096  # of one stream
 NEGOTIATION_SECONDS = 5
 # What a peer can make multistream-select raise: its own errors, and UnicodeDecodeError.
@@ -30,6 +32,8 @@ class YamuxBytes:
         # Kept here, since the connection lets go of it when it ends: what had arrived by then can still be read.
         self._arrived: bytearray = connection.stream_buffers.get(stream.stream_id, bytearray())
         self._owed = 0  # bytes read and not yet given back to the peer's window
+        self._window = WINDOW_BYTES
+        self._room_given = trio.current_time()
         self._reset_here = False
 
     @property
@@ -52,7 +56,7 @@ class YamuxBytes:
             if stream.closed or stream.send_closed or connection.broken_because:
                 raise StreamBroken(f"the stream broke: {self.broken_because}")
             end = min(len(data), start + CHUNK_BYTES_MAX, start + stream.send_window)
-            if end <= start:
+            if end - start < min(CHUNK_BYTES_MIN, len(data) - start):  # rather wait than send crumbs
                 await connection.wait_window(stream)
                 continue
             connection.put_data(stream, data[start:end])
@@ -73,11 +77,22 @@ class YamuxBytes:
         taken = bytes(self._arrived[:n])
         del self._arrived[: len(taken)]
         self._owed += len(taken)
-        if self._owed >= WINDOW_BYTES // 2 and not (stream.recv_closed or stream.closed):
-            stream.recv_window += self._owed
-            self._connection.put_window_update(stream, increment=self._owed)
-            self._owed = 0
+        if self._owed >= self._window // 2 and not (stream.recv_closed or stream.closed):
+            self._give_room()
         return taken
+
+    def _give_room(self) -> None:
+        """Let the peer send as much more as was read; and more than before, if its last room was used up in no time."""
+        now = trio.current_time()
+        grown = min(self._window, WINDOW_BYTES_MAX - self._window, self._connection.window_extra)
+        if now - self._room_given > KEEPS_UP_SECONDS:
+            grown = 0
+        self._room_given = now
+        self._window += grown
+        self._connection.window_extra -= grown
+        self._stream.recv_window += self._owed + grown
+        self._connection.put_window_update(self._stream, increment=self._owed + grown)
+        self._owed = 0
 
     def finish(self) -> None:
         """Nothing more will be written."""
@@ -104,6 +119,8 @@ class YamuxBytes:
     def free(self) -> None:
         """Drop what is still held."""
         self._arrived = bytearray()
+        self._connection.window_extra += self._window - WINDOW_BYTES
+        self._window = WINDOW_BYTES
         self._connection.retire(self._stream)
 
 

@@ -24,6 +24,7 @@ from p2p.stream import GOODBYE_SECONDS, Peer
 from p2p.tcp import accept, bind, connect, remote_of, resolve, why_not_connected
 from p2p.transport import DIAL_SECONDS, ITSELF, OUR_VERSIONS, Incompatible, Transport, Unreachable, Versions
 
+PEERS_MAX = 1024  # connected; beyond, whoever dials is turned away
 HALF_OPEN_MAX = 128  # inbound connections whose handshake is not done; one more, and the oldest makes room
 RESOLVE_SECONDS = 3.0  # a name
 INTERFACES_SECONDS = 5.0  # between looks at the device's addresses
@@ -103,6 +104,10 @@ class Libp2pTransport(Connections):
 
     async def _accept(self, stream: trio.SocketStream) -> None:
         remote = remote_of(stream)
+        if len(self._connections) >= PEERS_MAX:
+            self.counters.handshakes_refused += 1
+            stream.socket.close()
+            return
         outcome: Peer | Unreachable = Unreachable("it said nothing")
         with trio.move_on_after(DIAL_SECONDS) as scope:
             self._make_room(scope)

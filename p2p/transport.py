@@ -189,7 +189,8 @@ class Transport(ABC):
     def serve(self, protocol: StreamProtocol[T], serve: Serve[T]) -> None:
         """Have `serve` called for each stream of this protocol that a peer opens, in a trio task of its own.
 
-        The stream is closed when it returns and reset when it raises; `StreamBroken` and `ProtocolViolation` are expected.
+        Call it before the first `await` after the transport was opened, so that no early stream is refused. The stream is
+        closed when `serve` returns and reset when it raises; `StreamBroken` and `ProtocolViolation` are expected.
         """
         self._served[protocol.name] = Served(cast("StreamProtocol[object]", protocol), cast("Serve[object]", serve))
 

@@ -6,6 +6,8 @@ from contextlib import suppress
 
 import pytest
 import trio
+import trio.testing
+from structlog.testing import capture_logs
 
 from p2p.cluster_key import cluster, new_key
 from p2p.stream import Stream, StreamBroken, StreamProtocol
@@ -489,12 +491,16 @@ async def test_clusters_never_mix(kind: Kind, theirs: object) -> None:
 @both
 async def test_another_protocol_version_is_shown_as_such_at_both_ends(kind: Kind) -> None:
     async with open_lab(kind) as lab, lab.node(versions=Versions(1, 2)) as one, lab.node(versions=Versions(3, 4)) as newer:
-        for _ in range(2):
-            outcome = await one.dial(newer.addresses[0])
+        with capture_logs() as logs:
+            for _ in range(2):
+                outcome = await one.dial(newer.addresses[0])
 
-            assert outcome == Unreachable("it speaks protocol version 3-4, this node 1-2")
-        while one.node_id not in newer.incompatible:
-            await newer.wait_past(newer.revision)
+                assert outcome == Unreachable("it speaks protocol version 3-4, this node 1-2")
+            while one.node_id not in newer.incompatible:
+                await newer.wait_past(newer.revision)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        warned = [(entry["peer"], entry["versions"]) for entry in logs if entry["log_level"] == "warning"]
+        assert sorted(warned) == sorted([(newer.node_id, "3-4"), (one.node_id, "1-2")])
         assert one.incompatible[newer.node_id].versions == Versions(3, 4)
         met = newer.incompatible[one.node_id]
         assert isinstance(met, Incompatible)
