@@ -20,7 +20,7 @@ from libp2p.security.secure_session import SecureSession  # noqa: E402
 RECEIVE_BYTES = 64 * 1024  # of one system call
 SEALED_LENGTH_BYTES = 2  # before each Noise message (libp2p specifications, noise)
 SEALED_BYTES_MAX = 65519  # plain text of one Noise message: 65535 less the tag of 16
-OUTBOX_BYTES = 256 * 1024  # waiting to be written: above it, streams wait
+OUTBOX_BYTES = 128 * 1024  # waiting to be written, two Noise messages; above it streams wait, and small ones wait little
 OUTBOX_YIELD_BYTES = 16 * 1024  # waiting to be written: above it, a sender lets others run
 WRITE_SECONDS = 20.0  # one write that makes no progress for so long ends the connection
 

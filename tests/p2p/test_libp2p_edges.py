@@ -23,7 +23,19 @@ from p2p.libp2p_transport import open_transport
 from p2p.stream import Peer, Stream, StreamBroken
 from p2p.transport import DIAL_SECONDS, ITSELF, ListenFailed, Transport, Unreachable
 from tests.p2p.rude_node import rude_node
-from tests.p2p.transport_lab import CLUSTER, ECHO, SINK, Gate, connect, echo, new_identity, open_lab, open_pair, serve_echo
+from tests.p2p.transport_lab import (
+    CLUSTER,
+    ECHO,
+    SINK,
+    Gate,
+    connect,
+    echo,
+    narrow,
+    new_identity,
+    open_lab,
+    open_pair,
+    serve_echo,
+)
 
 BARE_SECONDS_MAX = 90
 
@@ -140,7 +152,7 @@ async def test_cancelled_writes_break_the_connection(bare: Bare) -> None:
 
 
 async def test_load_both_ways_stops_for_ever(bare: Bare) -> None:
-    messages, opens = 60, 40
+    bulks, messages, opens = 4, 20, 40
 
     async def sink(stream: Stream[bytes]) -> None:
         assert len([message async for message in stream]) == messages
@@ -156,9 +168,11 @@ async def test_load_both_ways_stops_for_ever(bare: Bare) -> None:
 
     async with open_pair("libp2p") as (one, other), trio.open_nursery() as nursery:
         one.serve(ECHO, serve_echo)
+        narrow(one)
+        narrow(other)
         for source, target in ((one, other), (other, one)):
             target.serve(SINK, sink)
-            for _ in range(3):
+            for _ in range(bulks):
                 nursery.start_soon(bulk, source, target)
             nursery.start_soon(open_streams, source, target)
 

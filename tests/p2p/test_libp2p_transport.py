@@ -117,6 +117,7 @@ async def test_silence_is_given_up_and_makes_room_for_others() -> None:
         while victim.counters.handshakes_evicted < 20:
             await trio.sleep(0.001)
 
+        assert len(victim._half_open) <= HALF_OPEN_MAX  # type: ignore[attr-defined]
         with trio.fail_after(DIAL_SECONDS):
             await connect(one, victim)
 

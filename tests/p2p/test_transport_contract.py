@@ -13,7 +13,7 @@ from p2p.cluster_key import cluster, new_key
 from p2p.stream import Stream, StreamBroken, StreamProtocol
 from p2p.transport import STREAMS_MAX, Incompatible, NotConnected, ProtocolRefused, Transport, Unreachable, Versions
 from p2p.wire import FrameCodec, ProtocolViolation
-from tests.p2p.transport_lab import ECHO, SINK, Gate, Kind, connect, echo, new_identity, open_lab, open_pair, until_gone
+from tests.p2p.transport_lab import ECHO, SINK, Gate, Kind, connect, echo, narrow, new_identity, open_lab, open_pair, until_gone
 
 # Above it a sender has to wait for its reader: the stream's window and what both ends hold on the way.
 AHEAD_BYTES_MAX = 2 << 20
@@ -423,6 +423,30 @@ async def test_leaving_ends_what_was_served_and_tells_the_peer(kind: Kind) -> No
         for stream in (clean, open_still):
             await stream.aclose()
         assert isinstance(await one.dial(other.addresses[0]), Unreachable)
+
+
+@both
+async def test_what_was_sent_before_leaving_arrives(kind: Kind) -> None:
+    got: list[list[bytes]] = []
+
+    async def serve(stream: Stream[bytes]) -> None:
+        got.append(await read_all(stream))
+
+    async with open_lab(kind) as lab, lab.node() as one:
+        one.serve(SINK, serve)
+        async with lab.node() as other:
+            await connect(other, one)
+            async with await other.open(one.node_id, SINK) as stream:
+                if kind == "libp2p":
+                    narrow(one)
+                    narrow(other)
+                for _ in range(20):
+                    await stream.send(b"x" * 10_000)
+        await until_gone(one, other)
+        while not got:
+            await trio.lowlevel.checkpoint()
+
+    assert got == [[b"x" * 10_000] * 20]
 
 
 @both

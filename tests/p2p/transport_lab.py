@@ -1,5 +1,6 @@
 """Nodes with nothing but a transport, over libp2p on loopback or in memory, for tests that must hold for both."""
 
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Literal
@@ -95,6 +96,14 @@ async def echo(one: Transport, other: Transport, text: str) -> str:
     async with await one.open(other.node_id, ECHO) as stream:
         await stream.send(text)
         return await stream.receive()
+
+
+def narrow(transport: Transport) -> None:
+    """Make the sockets of a libp2p transport's connections hold little, as they do between slow devices."""
+    for connection in transport._connections.values():  # type: ignore[attr-defined]
+        stream = connection.muxer._socket.stream
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32768)
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32768)
 
 
 async def until_gone(transport: Transport, peer: Transport) -> None:
