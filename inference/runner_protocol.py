@@ -24,6 +24,19 @@ FRAME_BYTES_MAX = 64 << 20
 
 RunnerStatus = Literal["idle", "connecting", "loading", "warming_up", "ready", "running", "shutting_down", "shutdown", "failed"]
 
+TRANSITIONS: dict[RunnerStatus, frozenset[RunnerStatus]] = {
+    "idle": frozenset({"connecting", "loading", "shutting_down", "failed"}),
+    "connecting": frozenset({"loading", "shutting_down", "failed"}),  # sharded runners only
+    "loading": frozenset({"warming_up", "shutting_down", "failed"}),
+    "warming_up": frozenset({"ready", "shutting_down", "failed"}),
+    "ready": frozenset({"running", "shutting_down", "failed"}),
+    "running": frozenset({"ready", "shutting_down", "failed"}),
+    "shutting_down": frozenset({"shutdown", "failed"}),
+    "shutdown": frozenset(),
+    "failed": frozenset(),
+}
+"""Which statuses may follow one within a spawn; each spawn begins at idle."""
+
 
 class LoadModel(Struct, frozen=True, kw_only=True, array_like=True, tag="load"):
     """The first message: everything a runner needs to know; it reads no configuration of its own."""
@@ -75,6 +88,7 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: Count
     kv_bytes_max: Count  # budget for KV, prefix cache included
     weight_bytes: Count  # in memory
+    kv_step: Annotated[int, Meta(ge=1)] = 256  # positions by which a row's cache grows at once: what admission rounds up to
 
 
 class Ready(Struct, frozen=True, array_like=True, tag="ready"):

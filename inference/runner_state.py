@@ -29,10 +29,21 @@ class RunnerState(Struct, frozen=True, kw_only=True):
 class RunnerProcess(Protocol):
     """One live runner process as a supervisor drives it."""
 
-    pid: int
-    stdin: trio.abc.SendStream
-    stdout: trio.abc.ReceiveStream
-    stderr: trio.abc.ReceiveStream
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+
+    @property
+    def stdin(self) -> trio.abc.SendStream:
+        """Where commands go."""
+
+    @property
+    def stdout(self) -> trio.abc.ReceiveStream:
+        """Where reports come from."""
+
+    @property
+    def stderr(self) -> trio.abc.ReceiveStream:
+        """Where everything else comes from that it says."""
 
     async def wait(self) -> int:
         """Wait for its end, without polling, and reap it; the exit status, or minus the signal's number."""

@@ -296,6 +296,11 @@ def read(flags: Mapping[str, FlagValue]) -> Config:
     return replace(config, data_dir=config.data_dir.absolute(), models_dir=config.models_dir.absolute())
 
 
+def process_environment() -> Mapping[str, str]:
+    """The environment of this process, for what passes it on to children."""
+    return os.environ
+
+
 def _read_text(path: Path) -> str:
     """The file's text, or none where there is no file."""
     try:

@@ -43,6 +43,21 @@ class FrameCodec(Generic[T]):
         frame[:HEADER_BYTES] = length.to_bytes(HEADER_BYTES, "big")
         return bytes(frame)
 
+    def encode_checked(self, message: T) -> bytes:
+        """The whole frame of a message made from what somebody else sent: checked as the other end will check it.
+
+        Constructing a value checks nothing, and the other end would take a value that is out of range for a violation.
+
+        Raises: ValueError where the message has no valid frame: a field out of range, a number or text that msgpack can't
+            hold, too long, nested too deep.
+        """
+        try:
+            frame = self.encode(message)
+            self.decode(memoryview(frame)[HEADER_BYTES:])
+        except (ProtocolViolation, OverflowError, TypeError, RecursionError) as error:
+            raise ValueError(str(error)) from error
+        return frame
+
     def decode(self, body: bytes | memoryview) -> T:
         """The message in a frame's body.
 

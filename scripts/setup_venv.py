@@ -111,6 +111,8 @@ def main() -> None:
         for name in ["build.lock", *locks]:
             pip("--require-hashes", "--only-binary=:all:", f"--no-binary={SOURCE_ONLY}", "-r", f"requirements/{name}")
         pip("--no-index", "--editable", ".")
+        for stubs in VENV.glob("lib/python*/site-packages/trio-stubs"):
+            shutil.rmtree(stubs)  # trio-typing, which libp2p wants, brings these of 2021; they would hide trio's own types
         STAMP.write_text(current)
 
 

@@ -98,4 +98,5 @@ class Engine(Protocol):
 
 
 EngineFactory = Callable[[LoadModel, Callable[[int, int], None]], Engine]
-"""Loads an engine: the command, and a callback for bytes loaded of how many. Raises LoadError."""
+"""Loads an engine: the command, and a callback for bytes loaded of how many; once that says all of all, warming up begins
+(self-check, measuring), and what the factory returns is ready. Raises LoadError."""

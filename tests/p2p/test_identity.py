@@ -108,6 +108,7 @@ def test_a_key_open_to_others_is_closed(tmp_path: Path) -> None:
         X25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
         Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"x")),
     ],
+    ids=["empty", "no text", "cut off", "of another kind", "encrypted"],
 )
 def test_a_damaged_key_is_refused_by_name_and_kept(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "identity.pem"

@@ -1,0 +1,7 @@
+"""`python -m node`."""
+
+import sys
+
+from node.cli import main
+
+sys.exit(main())
