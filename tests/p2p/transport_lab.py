@@ -1,10 +1,11 @@
 """Nodes with nothing but a transport, over libp2p on loopback or in memory, for tests that must hold for both."""
 
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Literal
 
+import pytest
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -16,6 +17,8 @@ from p2p.transport import OUR_VERSIONS, Transport, Unreachable, Versions
 from p2p.wire import FrameCodec
 
 Kind = Literal["memory", "libp2p"]
+
+both = pytest.mark.parametrize("kind", ["memory", "libp2p"])
 
 CLUSTER = cluster("home", new_key())
 ECHO = StreamProtocol[str]("/test/echo/1", FrameCodec(str, 4 << 20))
@@ -120,3 +123,28 @@ class Gate:
         self.done = trio.Event()
         self.error: BaseException | None = None
         self.received: list[object] = []
+
+
+def gated(gate: Gate, act: Callable[[Stream[bytes]], Awaitable[None]]) -> Callable[[Stream[bytes]], Awaitable[None]]:
+    """Serve a stream by `act` once the gate is open, and keep how it ended."""
+
+    async def serve(stream: Stream[bytes]) -> None:
+        gate.reached.set()
+        try:
+            await gate.open.wait()
+            await act(stream)
+        except BaseException as error:
+            gate.error = error
+            raise
+        finally:
+            gate.done.set()
+
+    return serve
+
+
+async def read_all(stream: Stream[bytes]) -> list[bytes]:
+    return [message async for message in stream]
+
+
+async def stay(_stream: Stream[bytes]) -> None:
+    await trio.sleep_forever()
