@@ -4,6 +4,8 @@ No libp2p host takes part, so no other security than Noise can be negotiated, an
 further.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidTag
@@ -19,7 +21,6 @@ from p2p.wire import ProtocolViolation
 from libp2p.crypto.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from libp2p.crypto.keys import KeyPair
 from libp2p.crypto.x25519 import create_new_key_pair as create_x25519_key_pair
-from libp2p.exceptions import BaseLibp2pError
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
@@ -50,6 +51,22 @@ class ClusterNoise(NoiseTransport):  # type: ignore[misc]
         return PatternXX(self.local_peer, self.libp2p_privkey, self.noise_privkey, prologue=self._prologue)
 
 
+@contextmanager
+def _failing_as(socket: SocketBytes) -> Iterator[None]:
+    """Whatever goes wrong in a handshake, in words. libp2p, noiseprotocol, protobuf and cryptography each raise their own."""
+    try:
+        yield
+    except InvalidTag as error:
+        raise HandshakeFailed("a node of another cluster: its cluster name or key differs") from error
+    except PeerIDMismatchesPubkey as error:
+        raise HandshakeFailed("another node than the one expected answers there") from error
+    except ProtocolViolation as error:
+        raise HandshakeFailed(f"its hello makes no sense ({error})") from error
+    except Exception as error:
+        why = "it closed the connection during" if socket.ended else "no node of this kind: it failed"
+        raise HandshakeFailed(f"{why} the handshake") from error
+
+
 @dataclass(frozen=True, slots=True)
 class Secured:
     """A connection whose far end proved its id."""
@@ -60,22 +77,16 @@ class Secured:
 
     async def send(self, message: Hello | Decision) -> None:
         """Raises: HandshakeFailed."""
-        try:
+        with _failing_as(self.socket):
             await self.session.conn.write_msg(HELLO_CODEC.encode(message))
-        except BaseLibp2pError as error:
-            raise HandshakeFailed("it closed the connection during the handshake") from error
 
     async def receive(self) -> Hello | Decision:
         """The next message, which fills one Noise message.
 
         Raises: HandshakeFailed.
         """
-        try:
+        with _failing_as(self.socket):
             messages = list(HELLO_CODEC.reader().feed(await self.session.conn.read_msg()))
-        except (BaseLibp2pError, InvalidTag) as error:
-            raise HandshakeFailed("it closed the connection during the handshake") from error
-        except ProtocolViolation as error:
-            raise HandshakeFailed(f"its hello makes no sense ({error})") from error
         if len(messages) != 1:
             raise HandshakeFailed("its hello makes no sense")
         return messages[0]
@@ -94,18 +105,11 @@ async def secure(
     Raises: HandshakeFailed.
     """
     raw = RawConnection(socket, dialled)
-    try:
+    with _failing_as(socket):
         if dialled:
             session = await options.secure_outbound(raw, None if expected is None else ID.from_string(expected))
         else:
             session = await options.secure_inbound(raw)
-    except InvalidTag as error:
-        raise HandshakeFailed("a node of another cluster: its cluster name or key differs") from error
-    except PeerIDMismatchesPubkey as error:
-        raise HandshakeFailed("another node than the one expected answers there") from error
-    except Exception as error:  # libp2p, noiseprotocol, protobuf and cryptography each raise their own
-        why = "it closed the connection during" if socket.ended else "no node of this kind: it failed"
-        raise HandshakeFailed(f"{why} the handshake") from error
     node_id = session.get_remote_peer().to_string()
     try:
         public_key_of(node_id)

@@ -201,9 +201,8 @@ class Libp2pTransport(Connections):
         """Whether this connection is kept, by the rule of `p2p.hello`; if so, it has its place now."""
         if decides(self.node_id, peer.node_id):
             if keep(self._peers.get(peer.node_id), peer.boot, peer.since):
-                self._keep(
-                    secured, peer, Decision(True)
-                )  # its place before the word to the peer: others are decided on meanwhile
+                # Its place comes before the word to the peer: other connections are decided on meanwhile.
+                self._keep(secured, peer, Decision(True))
                 return True
             await secured.send(Decision(False))
             return False

@@ -2,6 +2,7 @@
 # ruff: noqa: ASYNC110, ASYNC220 - counters have no event to wait for; starting a process takes a millisecond
 
 import os
+import random
 import secrets
 import signal
 import subprocess
@@ -169,6 +170,14 @@ async def say_garbage(secured: Secured) -> None:
     await write_raw(secured, b"garbage")
 
 
+async def say_what_is_not_enciphered(secured: Secured) -> None:
+    await secured.socket.write(b"\x00\x05hello")
+
+
+async def say_an_empty_message(secured: Secured) -> None:
+    await secured.socket.write(b"\x00\x00")
+
+
 async def say_too_much(secured: Secured) -> None:
     await write_raw(secured, HELLO_CODEC.encode(hello(b"8 bytes.", (), OUR_VERSIONS)) * 2)
 
@@ -183,7 +192,18 @@ async def stop_after_the_hello(secured: Secured) -> None:
     await write_raw(secured, b"\x00\x00\x00\x02\x92\xc3")
 
 
-@pytest.mark.parametrize("act", [say_garbage, say_too_much, decide_first, stop_after_the_hello, say_nothing])
+@pytest.mark.parametrize(
+    "act",
+    [
+        say_garbage,
+        say_what_is_not_enciphered,
+        say_an_empty_message,
+        say_too_much,
+        decide_first,
+        stop_after_the_hello,
+        say_nothing,
+    ],
+)
 async def test_half_a_greeting_counts_as_none(act: Callable[[Secured], Awaitable[None]]) -> None:
     """From one who holds the key, at every place where it can stop or go wrong."""
     async with open_pair("libp2p") as (one, victim):
@@ -197,6 +217,23 @@ async def test_half_a_greeting_counts_as_none(act: Callable[[Secured], Awaitable
         while identity.node_id in victim.peers:
             await victim.wait_past(victim.revision)
         assert list(victim.peers) == [one.node_id]
+
+
+async def test_any_bytes_may_open_a_stream() -> None:
+    """Whatever a peer sends instead of a protocol's name, that stream is reset and no other notices."""
+    dice = random.Random(5)
+    greeting = b"\x13/multistream/1.0.0\n"
+    async with open_pair("libp2p") as (_, victim), rude_node(victim) as (_, muxer):
+        count = 150
+        for number in range(count):
+            junk = dice.randbytes(dice.randrange(200))
+            line = bytes([len(junk) & 127]) + junk
+            stream = await muxer.open_stream()
+            await stream.write((junk, greeting + junk, greeting + line, greeting + b"\x05/a/1\n" + junk)[number % 4])
+            await stream.reset()
+        while victim.counters.streams_refused < count:
+            await trio.sleep(0.001)
+        assert not muxer.broken_because
 
 
 async def too_long_a_frame(secured: Secured, muxer: MendedYamux) -> None:
