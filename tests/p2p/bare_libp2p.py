@@ -32,7 +32,7 @@ from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID
 from libp2p.stream_muxer.yamux.yamux import Yamux
 from multiaddr import Multiaddr  # type: ignore[import-untyped]
 
-SCENARIO_SECONDS = 8.0
+SCENARIO_SECONDS = 20.0
 ECHO = TProtocol("/echo/1")
 OTHER = TProtocol("/other/1")
 
