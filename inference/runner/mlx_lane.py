@@ -7,13 +7,14 @@ measure that batches are checked against.
 Both are one token ahead: a step starts the evaluation of the next token before it waits for this one.
 """
 
+import copy
 from collections import deque
 from typing import Any, Literal, NamedTuple, Protocol
 
 import mlx.core as mx
 import numpy as np
 from mlx_lm.generate import BatchGenerator
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache
 
 from inference.runner.mlx_prefix import Kv
 from inference.runner.mlx_sampling import Chooser
@@ -54,11 +55,15 @@ class Drawn(NamedTuple):
 
 
 class LaneStep(NamedTuple):
-    """What a step did: for prompts, tokens done of how many; new tokens; prompt tokens evaluated now, with padding."""
+    """What a step did: for prompts, tokens done of how many; new tokens; prompt tokens evaluated now, with padding.
+
+    `boundaries` are KVs of prompts evaluated up to their last token, of models whose KV can't be cut back to that afterwards.
+    """
 
     evaluated: list[tuple[str, int, int]]
     drawn: list[Drawn]
     prefill_tokens: int = 0
+    boundaries: tuple[Kept, ...] = ()
 
 
 class Lane(Protocol):
@@ -136,16 +141,25 @@ class BatchLane:
         self._feed(prefill_tokens)
         self._generator.prefill_step_size = max(1, prefill_tokens // max(1, len(self._prefilling)))
         prompts, tokens = self._generator.next()
-        evaluated, longest, count = [], 0, 0
+        evaluated, longest, count, complete = [], 0, 0, []
         for response in prompts:
             job, (done, total) = self._jobs[response.uid], response.progress
             evaluated.append((job.request_id, len(job.past) + done, len(job.past) + total))
             if response.end_of_prompt:
                 self._prefilling.pop(response.uid)
-            else:
-                longest, count = max(longest, done - self._prefilling[response.uid]), count + 1
-                self._prefilling[response.uid] = done
-        return LaneStep(evaluated, [self._drawn(response) for response in tokens], longest * count)
+                continue
+            longest, count = max(longest, done - self._prefilling[response.uid]), count + 1
+            self._prefilling[response.uid] = done
+            if response.end_of_segment:
+                complete.append(response.uid)
+        return LaneStep(evaluated, [self._drawn(response) for response in tokens], longest * count, self._boundaries(complete))
+
+    def _boundaries(self, uids: list[int]) -> tuple[Kept, ...]:
+        if not uids:
+            return ()
+        with mx.stream(self._generator.stream):
+            extracted = self._generator.extract_cache(uids).values()
+        return tuple(Kept(list(tokens), kv) for kv, tokens in extracted if not can_trim_prompt_cache(kv))
 
     def _drawn(self, response: Any) -> Drawn:  # noqa: ANN401 - mlx_lm is untyped
         request_id = self._jobs[response.uid].request_id
@@ -207,7 +221,11 @@ class SingleLane:
             self._tokens += self._rest
             self._rest = []
         done = len(self._tokens)
-        return LaneStep([(self._job.request_id, done, done + len(self._rest))], [], len(chunk))
+        boundaries = self._boundaries() if chunk and len(self._rest) == 1 else ()
+        return LaneStep([(self._job.request_id, done, done + len(self._rest))], [], len(chunk), boundaries)
+
+    def _boundaries(self) -> tuple[Kept, ...]:
+        return () if can_trim_prompt_cache(self._kv) else (Kept(list(self._tokens), copy.deepcopy(self._kv)),)
 
     def _choose(self, chooser: Chooser, newest: mx.array) -> tuple[mx.array, mx.array]:
         logits = self._model(newest[None], cache=self._kv)[:, -1, :]

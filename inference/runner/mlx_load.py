@@ -70,6 +70,7 @@ def load_weights(command: LoadModel, blas: bool, progress: Progress) -> Loaded:
     if on_cpu:
         mx.disable_compile()  # it would run g++ for every new kernel, and gains nothing
     else:
+        mx.enable_compile()  # whatever the environment says: on a GPU it gains
         maybe_set_recommended_wired_limit()
     # No hard limit, but above it MLX waits for running work, which frees memory, before it allocates more.
     mx.set_memory_limit(max(1, command.memory_bytes - mlx_memory.PROCESS_BYTES))

@@ -68,6 +68,7 @@ class MlxEngine:
         budget = loaded.budget
         self._pace = PrefillPace(self.speed.prefill, mlx_memory.PREFILL_TOKENS_MIN, budget.prefill_tokens_max)
         self._threads: dict[tuple[bool, int], ThreadPace] = {}
+        self._decode_seconds = 1 / self.speed.decode  # of the last step without prompts
         self._prefix = PrefixCache()
         self._info = EngineInfo(
             device=loaded.device,
@@ -158,12 +159,16 @@ class MlxEngine:
             self._drop_unused_lanes()
 
     def _end(self, request_id: str, kept: Kept | None) -> None:
-        """Forget a row that its lane has let go of. While its KV is copied, those of all rows are still there."""
+        """Forget a row that its lane has let go of."""
         if kept is not None:
-            room = self._room([len(live.row.prompt_ids) + len(live.given) for live in self._rows.values()])
-            self._prefix.store(kept.tokens, kept.kv, room, evaluate)
+            self._keep(kept)
         del self._rows[request_id]
         self._yield_prefixes()
+
+    def _keep(self, kept: Kept) -> None:
+        """Put a KV into the prefix cache. While it is copied, those of all rows are there."""
+        room = self._room([len(live.row.prompt_ids) + len(live.given) for live in self._rows.values()])
+        self._prefix.store(kept.tokens, kept.kv, room, evaluate)
 
     def _drop_unused_lanes(self) -> None:
         used = {id(live.lane) for live in self._rows.values()} | {id(self._shared)}
@@ -188,6 +193,8 @@ class MlxEngine:
                 continue
             tokens += step.prefill_tokens
             prefilled += self._reported(step)
+            for kept in step.boundaries:
+                self._keep(kept)
             sampled += [self._sampled(drawn) for drawn in step.drawn]
         self._drop_unused_lanes()
         self._learn(threads, tokens, len(sampled), time.perf_counter() - started)
@@ -200,7 +207,9 @@ class MlxEngine:
 
     def _learn(self, threads: ThreadPace, prefill_tokens: int, sampled: int, seconds: float) -> None:
         if prefill_tokens:
-            self._pace.observe(prefill_tokens, seconds)
+            self._pace.observe(prefill_tokens, seconds, self._decode_seconds if sampled else 0.0)
+        elif sampled:
+            self._decode_seconds = seconds
         if prefill_tokens or sampled:
             threads.observe(seconds / max(1, prefill_tokens))
 

@@ -5,6 +5,7 @@ import importlib
 
 BENCHMARKS = {
     "decode": "decode over HTTP against BatchGenerator in one process; 8 streams against one",
+    "decode_engine": "what the engine adds to decoding: its steps against BatchGenerator's, in one process",
     "chat": "second turn, streams and cancels while a long prompt prefills",
     "http": "tokens a second through HTTP with the fake engine; time to first token that HTTP adds",
     "transport": "libp2p between two processes beside plain TCP; the relay of 64 engine slots",

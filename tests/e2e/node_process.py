@@ -78,8 +78,8 @@ class NodeProcess:
         return self.data_dir / "node.json"
 
     def runners(self) -> list[psutil.Process]:
-        """Its runner processes."""
-        return [child for child in psutil.Process(self.pid).children() if "inference.runner" in child.cmdline()]
+        """Its runner processes; one that was born this moment has no command line yet."""
+        return [child for child in psutil.Process(self.pid).children() if "inference.fetch" not in child.cmdline()]
 
     def request(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body of a response."""

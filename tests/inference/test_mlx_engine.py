@@ -1,5 +1,6 @@
 """The MLX engine over tiny random models: the contract of all engines, and what is its own."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,6 +134,69 @@ def test_a_prompt_that_is_known_as_a_whole_still_evaluates_its_last_token(engine
     first = run_rows(engine, asked)
     assert engine.insert(asked) == len(asked.prompt_ids) - 1
     assert tokens_of(engine, "a") == first[0]
+
+
+def make_family(directory: Path, **config: object) -> Path:
+    """A tiny random model of a family that needs mlx-lm itself to know its weights."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+    from mlx_lm.utils import _get_classes
+
+    make_tiny(directory, eos_token_id=300)
+    path = directory / "config.json"
+    settings = {**json.loads(path.read_text()), **config}
+    mx.random.seed(3)
+    model_class, arguments = _get_classes(settings)
+    model = model_class(arguments.from_dict(settings))
+    parameters: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
+    weights = {name: value * (4 if value.ndim > 1 else 1) for name, value in parameters.items()}
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
+    path.write_text(json.dumps(settings))
+    return directory
+
+
+UNCUTTABLE: dict[str, dict[str, object]] = {
+    "recurrent states": {
+        "model_type": "lfm2",
+        "norm_eps": 1e-5,
+        "conv_bias": False,
+        "conv_L_cache": 3,
+        "block_dim": 64,
+        "block_multiple_of": 8,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": False,
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "conv"],
+    },
+    "sliding windows": {
+        "model_type": "gemma3_text",
+        "sliding_window": 32,
+        "sliding_window_pattern": 2,
+        "query_pre_attn_scalar": 16,
+        "rope_local_base_freq": 10000.0,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", UNCUTTABLE)
+def test_kv_that_can_not_be_cut_is_reused_at_its_boundaries(tmp_path: Path, kind: str) -> None:
+    """A prompt's end is such a boundary: the next turn goes on from there though it tells the answer in other words."""
+    model = make_family(tmp_path, **UNCUTTABLE[kind])
+    engine = engine_for(model)
+    first = row(engine, "first", TEXT * 3, count=24)
+    answer = run_rows(engine, first)[0]
+    assert answer == reference(model, first.prompt_ids, 24)
+
+    other = plain_row("other", (*first.prompt_ids, 7, 8, 9), sampling=SEEDED)
+    same = plain_row("same", (*first.prompt_ids, *answer, 7, 8, 9), sampling=SEEDED)
+    shorter = plain_row("shorter", first.prompt_ids[:-30], sampling=SEEDED)
+    assert engine.insert(shorter) == 0
+    assert engine.insert(other) == len(first.prompt_ids) - 1
+    assert engine.insert(same) == len(first.prompt_ids) + len(answer)
+    warm = run_steps(engine, {"shorter", "other", "same"})
+    for each in (shorter, other, same):
+        engine.trim_cache(0)
+        assert run_rows(engine, each)[0] == [token.token_id for token in warm[each.request_id]]
 
 
 def test_every_stop_token_of_the_config_files_ends_an_answer(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def engine(smollm2: Model) -> Iterator[MlxEngine]:
     engine.close()
 
 
-def ask(engine: MlxEngine, request_id: str, question: str, sampling: Sampling, count: int = 24) -> Row:
+def ask(engine: MlxEngine, request_id: str, question: str, sampling: Sampling, count: int = 12) -> Row:
     return Row(
         request_id=request_id,
         prompt_ids=engine.tokenize(ChatPrompt(({"role": "user", "content": question},))),

@@ -1,6 +1,6 @@
 """The prefix cache over pretended KV that knows which tokens it stands for."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.runner.mlx_prefix import PREFIX_TOKENS_MIN, Kv, PrefixCache
@@ -38,6 +38,7 @@ def store(cache: PrefixCache, tokens: tuple[int, ...], bytes_max: int = 1 << 30,
 ids = st.lists(st.integers(0, 2), min_size=1, max_size=60).map(tuple)
 
 
+@settings(deadline=None)
 @given(stored=st.lists(ids, max_size=8), wanted=ids, trimmable=st.booleans())
 def test_what_is_fetched_stands_for_the_longest_known_beginning(
     stored: list[tuple[int, ...]], wanted: tuple[int, ...], trimmable: bool
@@ -63,6 +64,7 @@ def test_what_is_fetched_stands_for_the_longest_known_beginning(
         assert part.tokens == wanted[:length]
 
 
+@settings(deadline=None)
 @given(stored=st.lists(st.tuples(ids, st.integers(0, 1500)), max_size=12))
 def test_its_bytes_stay_within_what_each_store_allows(stored: list[tuple[tuple[int, ...], int]]) -> None:
     cache = PrefixCache()

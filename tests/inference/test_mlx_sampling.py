@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from numpy.typing import NDArray
@@ -55,6 +55,7 @@ def kept_tokens(logprobs: Floats, sampling: Sampling) -> set[int]:
     return nucleus
 
 
+@settings(deadline=None)
 @given(
     values=logits,
     temperature=st.sampled_from([0.3, 1.0, 2.0]),
@@ -92,6 +93,7 @@ def test_draws_follow_the_probabilities() -> None:
     assert chi_square < 23.5  # 4 degrees of freedom
 
 
+@settings(deadline=None)
 @given(values=logits, seed=st.integers(0, (1 << 63) - 1), number=st.integers(0, 1 << 40))
 def test_filters_that_leave_everything_change_no_draw(values: list[float], seed: int, number: int) -> None:
     """The noise belongs to the token, not to its place among the candidates."""
@@ -119,6 +121,7 @@ def test_a_nucleus_of_a_large_vocabulary_is_looked_for_among_the_likeliest() -> 
         assert drawn_token(logprobs, Sampling(seed=1, top_p=0.99), number) in likeliest
 
 
+@settings(deadline=None)
 @given(
     values=logits,
     prompt=tokens.filter(bool),

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.requests import ChatPrompt, TextPrompt, TokenPrompt
@@ -101,6 +101,7 @@ def test_an_assistant_that_called_a_tool_may_have_said_nothing(make: Make) -> No
 def test_decoding_never_fails(make: Make) -> None:
     text = make()
 
+    @settings(deadline=None)
     @given(st.lists(st.integers(-5, VOCABULARY + 5), max_size=20))
     def any_ids(ids: list[int]) -> None:
         assert isinstance(text.decode(ids), str)

@@ -1,5 +1,7 @@
 """Requests through the supervisor, with real runner processes and the fake engine. About 8 s."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -155,10 +157,12 @@ async def test_a_runner_that_does_not_answer_a_cancel_delays_leaving_only_so_lon
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor_module, "CANCEL_SECONDS_MAX", 0.2)
-    async with running(tmp_path, stop_one_in=0, faults=[fault("hang", "step", 5)]) as supervisor:
-        await reach_status(supervisor, "ready")
+    async with running(tmp_path, stop_one_in=0) as supervisor:
+        state = await reach_status(supervisor, "ready")
         with trio.fail_after(20):
             async with supervisor.generate(make_request("a", None)) as stream:
                 await anext(aiter(stream))
+                assert state.pid is not None
+                os.kill(state.pid, signal.SIGSTOP)  # whatever it was doing, it hears of no cancel now
         (end,) = await answer(supervisor, make_request("a"))
         assert isinstance(end, Failed), "its id is in use until the runner has said its end"
