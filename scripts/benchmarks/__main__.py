@@ -8,6 +8,7 @@ BENCHMARKS = {
     "decode_engine": "what the engine adds to decoding: its steps against BatchGenerator's, in one process",
     "chat": "second turn, streams and cancels while a long prompt prefills",
     "http": "tokens a second through HTTP with the fake engine; time to first token that HTTP adds",
+    "transport": "libp2p between two processes beside plain TCP; the relay of 64 engine slots",
     "startup": "start to first token; memory of the node process",
     "mlx_lm_server": "the ratio to mlx_lm.server, as a user gets it and with the same BLAS and dtypes",
 }
