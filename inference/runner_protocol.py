@@ -89,6 +89,7 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     kv_bytes_max: Count  # budget for KV, prefix cache included
     weight_bytes: Count  # in memory
     kv_step: Annotated[int, Meta(ge=1)] = 256  # positions by which a row's cache grows at once: what admission rounds up to
+    token_characters_max: Count = 0  # of text that one token stands for; 0: not known
 
 
 class Ready(Struct, frozen=True, array_like=True, tag="ready"):

@@ -20,8 +20,10 @@ from inference.requests import (
     FinishReason,
     Load,
     Prefilled,
+    Prompt,
     Refused,
     Request,
+    TextPrompt,
     TokenLogprob,
     Tokens,
     Usage,
@@ -59,6 +61,7 @@ class Core:
         self._kv_step = info.kv_step
         self._kv_bytes_per_token = info.kv_bytes_per_token
         self._kv_bytes_max = info.kv_bytes_max
+        self._token_characters_max = info.token_characters_max
         # What the whole KV budget can't hold could never be admitted: it bounds the context.
         self._context = min(info.context, _whole_steps_within(info.kv_bytes_max, info.kv_bytes_per_token, info.kv_step))
         self._live: dict[str, _Live] = {}
@@ -96,6 +99,7 @@ class Core:
         if request_id in self._live:
             # Its owner never does that; the first request goes on, whoever sent the second must know.
             raise RequestError("invalid_parameter", f"A request with the id {request_id} is already running here.")
+        self._check_characters(request.prompt)
         prompt_ids = self._engine.tokenize(request.prompt)
         max_tokens = self._max_tokens(request, len(prompt_ids))
         remaining = max_tokens - len(request.generated)
@@ -122,6 +126,20 @@ class Core:
         self._live[request_id] = live
         self._kv_bytes += kv_bytes
         self._events.append(Accepted(request_id, prompt_ids, live.cached))
+
+    def _check_characters(self, prompt: Prompt) -> None:
+        """Refuse what is too long by far without tokenizing it, which would hold up every running stream for seconds.
+
+        Raises: RequestError.
+        """
+        context, characters = self.info.context, prompt_characters(prompt)
+        tokens_min = -(-characters // self._token_characters_max) if self._token_characters_max else 0
+        if tokens_min > context:
+            raise RequestError(
+                "context_length_exceeded",
+                f"The context is {context} tokens, and the prompt's {characters} characters are {tokens_min} tokens at least.",
+                "messages",
+            )
 
     def _max_tokens(self, request: Request, prompt_count: int) -> int:
         """How many tokens the answer may have, those of earlier attempts counted.
@@ -240,3 +258,10 @@ def one_line(error: Exception) -> str:
     """An error that nobody foresaw, short enough for a sentence to people."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= ERROR_CHARACTERS_MAX else text[: ERROR_CHARACTERS_MAX - 3] + "..."
+
+
+def prompt_characters(prompt: Prompt) -> int:
+    """How much text a prompt has, whatever a template adds; 0 for token ids."""
+    if isinstance(prompt, ChatPrompt):
+        return sum(len(content) for message in prompt.messages if isinstance(content := message.get("content"), str))
+    return len(prompt.text) if isinstance(prompt, TextPrompt) else 0

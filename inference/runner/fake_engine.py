@@ -134,6 +134,7 @@ class FakeEngine:
             kv_bytes_max=settings.kv_bytes_max or self._memory.size(context) * running_max,
             kv_step=settings.kv_step,
             weight_bytes=settings.weight_bytes,
+            token_characters_max=vocabulary.TOKEN_CHARACTERS_MAX,
         )
 
     @property

@@ -53,6 +53,7 @@ PIECES, FIRST, FOLLOWING = _build()
 """Bytes of each id; ids that may follow any finished character; the one id that must follow a part of one."""
 
 SIZE = len(PIECES)
+TOKEN_CHARACTERS_MAX = max(map(len, PIECES))
 
 
 def encode(text: str) -> tuple[int, ...]:

@@ -80,6 +80,7 @@ class MlxEngine:
             kv_bytes_max=budget.kv_bytes_max,
             kv_step=mlx_memory.KV_BLOCK_TOKENS,
             weight_bytes=loaded.shape.weight_bytes,
+            token_characters_max=self._text.token_characters_max,
         )
 
     @property

@@ -36,6 +36,11 @@ class Text:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._decode: Callable[..., str] = tokenizer.decode if backend is None else backend.decode
 
+    @property
+    def token_characters_max(self) -> int:
+        """The longest token's, or more: a byte-level vocabulary writes one character for each byte."""
+        return max(map(len, self._tokenizer.get_vocab()))
+
     def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
         """The prompt's token ids, at least one.
 

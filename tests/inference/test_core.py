@@ -223,6 +223,26 @@ def test_the_context_holds_prompt_and_answer(prompt_count: int, max_tokens: int 
     assert core.idle
 
 
+@pytest.mark.parametrize("as_chat", [True, False])
+def test_text_too_long_by_far_is_refused_without_being_tokenized(as_chat: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = fake_vocabulary.TOKEN_CHARACTERS_MAX
+    core = make_core(context=64)
+
+    def prompt(text: str) -> Prompt:
+        return ChatPrompt(({"role": "user", "content": text},)) if as_chat else TextPrompt(text)
+
+    core.submit(make_request(prompt=prompt("x" * 64 * longest)))
+    (counted,) = taken(core)
+    monkeypatch.setattr(FakeEngine, "tokenize", None)
+    core.submit(make_request(prompt=prompt("x" * (64 * longest + 1))))
+    (refused,) = taken(core)
+
+    assert isinstance(counted, Failed)
+    assert isinstance(refused, Failed)
+    assert counted.code == refused.code == "context_length_exceeded"
+    assert "65 tokens at least" in refused.message
+
+
 def test_what_the_whole_budget_cannot_hold_is_no_question_of_room() -> None:
     core = make_core(context=8192, kv_bytes_max=64 * 1024)
     assert core.info.context == 64
