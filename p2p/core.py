@@ -162,7 +162,7 @@ class Core:
         if isinstance(target, bytes) and target not in self.links and target in self.replica.members:
             if refused and now - self._resets.get(target, -RESET_SECONDS) < RESET_SECONDS:
                 self.membership.refused(target, now)
-            elif self.overlay.mesh and self.replica.members[target].standing.liveness < Liveness.DEAD:
+            elif self.replica.members[target].standing.liveness < Liveness.DEAD:
                 self.prober.probe(target, now, direct=False)
             self.prober.hurry(target, now)
         return self._done()

@@ -56,6 +56,7 @@ class Membership:
         self.buried: Callable[[bytes], None] = lambda _: None
         prober.said = self.said
         prober.failed = lambda node: self._probe_failed(node)
+        self.deadline = NEVER  # when `tick` has something to do, at the latest
         self._now = 0.0
 
     # What is believed.
@@ -84,15 +85,6 @@ class Membership:
     def live_members(self) -> list[bytes]:
         """Members that are neither dead nor gone, without this node."""
         return [node for node, member in self._replica.members.items() if member.standing.liveness < DEAD and node != self._own]
-
-    @property
-    def deadline(self) -> float:
-        """When `tick` has something to do."""
-        soonest = min(self._held.values(), default=NEVER)
-        soonest = min(soonest, min(self._unseen.values(), default=NEVER))
-        for suspicion in self._suspicions.values():
-            soonest = min(soonest, max(suspicion.deadline, self.calm_until))
-        return min(soonest, self._next_burial())
 
     # What is heard.
 
@@ -147,7 +139,8 @@ class Membership:
 
     def _second_hand(self, node: bytes, now: float) -> None:
         """A few of those who hear of a stranger look for themselves: one that is gone for long fades within a suspicion."""
-        self._unseen[node] = now + suspicion_bounds(self._settings, self.live)[0]
+        until = self._unseen[node] = now + suspicion_bounds(self._settings, self.live)[0]
+        self.deadline = min(self.deadline, until)
         if self._chance.random() * self.live < VERIFIERS:
             self._prober.probe(node, now)
 
@@ -157,18 +150,21 @@ class Membership:
             return
         low, high = suspicion_bounds(self._settings, self.live)
         wanted = confirmations_wanted(self.live)
-        self._suspicions[node] = Suspicion(member.standing, now, low, high, wanted, {})
+        suspicion = self._suspicions[node] = Suspicion(member.standing, now, low, high, wanted, {})
+        self.deadline = min(self.deadline, suspicion.deadline)
         if node in self._links:
             self._prober.probe(node, now)
 
     def _bereave(self, node: bytes, before: Standing | None, source: bytes | None, now: float) -> None:
         suspicion = self._suspicions.pop(node, None)
         begun = self._deaths.setdefault(node, now)
+        self.deadline = min(self.deadline, self._next_burial())
         if source is None or before is None:
             return
         until = (suspicion.started if suspicion is not None else begun) + self._settings.evidence_seconds
         if until > now:
             self._held[node] = until
+            self.deadline = min(self.deadline, until)
         if node in self._links:
             self._prober.probe(node, now)
 
@@ -180,6 +176,7 @@ class Membership:
         if known is not None and known >= rumour.refused:
             return
         suspicion.accusers[rumour.accuser] = rumour.refused
+        self.deadline = min(self.deadline, suspicion.deadline)
         if len(suspicion.accusers) <= suspicion.wanted + 1 or rumour.refused:
             self._sync.spread_rumour(rumour, source, now)
         if suspicion.attesters >= max(1, min(ATTESTERS, self.live - 1)):
@@ -203,6 +200,7 @@ class Membership:
             self._failed[node] = standing
             self._outbox.add(Changed(node, ()))
         if standing.liveness is DEAD:
+            self._links.close(node, "found dead")
             return
         accused = standing._replace(liveness=SUSPECT)
         self.learn(node, accused, None, now)
@@ -268,6 +266,8 @@ class Membership:
     def tick(self, now: float) -> None:
         """End suspicions and graces that are over, and forget those dead for long."""
         self._now = now
+        if now < self.deadline:
+            return
         if now >= self.calm_until:
             for node, suspicion in list(self._suspicions.items()):
                 if now >= suspicion.deadline:
@@ -278,6 +278,13 @@ class Membership:
                 self._outbox.add(Changed(node, ()))
         while self._next_burial() <= now:
             self._bury(next(iter(self._deaths)))
+        self.deadline = self._next_deadline()
+
+    def _next_deadline(self) -> float:
+        soonest = min(self._held.values(), default=NEVER)
+        soonest = min(soonest, min(self._unseen.values(), default=NEVER), self._next_burial())
+        ends = min((suspicion.deadline for suspicion in self._suspicions.values()), default=NEVER)
+        return min(soonest, max(ends, self.calm_until))
 
     def _end_suspicion(self, node: bytes, suspicion: Suspicion, now: float) -> None:
         if node in self._links and node not in self._failed:

@@ -46,7 +46,8 @@ class Overlay:
         self._heals = 0
         self.join: list[str] = []  # addresses that were given to this node
         self.book: dict[bytes, None] = {}  # forgotten members, the longest first; the shell keeps their addresses
-        self.watched: dict[bytes, int] = {}  # members whose streams must stay, with the number of reasons
+        # Members whose streams must stay, with the number of reasons. They come on top, and both ends have to watch.
+        self.watched: dict[bytes, int] = {}
         self.link_at = 0.0
         self.heal_at = 0.0
         membership.buried = self._remember
@@ -101,16 +102,15 @@ class Overlay:
         for node in self.watched:
             if node not in self._links and self._tries.get(node, now) <= now:
                 self._dial(node, now)
-        lacking = LINKS_MIN - len(self._links)
+        spare = [peer for peer in self._links if peer not in self.watched]
+        lacking = LINKS_MIN - len(spare)
         if lacking > 0:
             self._tries = {node: at for node, at in self._tries.items() if at > now}
-            strangers = [n for n in self._membership.live_members() if n not in self._links and n not in self._tries]
+            strangers = [node for node in self._strangers() if node not in self._tries]
             for _ in range(min(lacking, len(strangers))):
                 self._dial(strangers.pop(self._chance.randrange(len(strangers))), now)
-        elif len(self._links) > LINKS_MAX:
-            spare = [peer for peer in self._links if peer not in self.watched]
-            if spare:
-                self._links.close(spare[self._chance.randrange(len(spare))], "enough streams")
+        elif len(spare) > LINKS_MAX:
+            self._links.close(spare[self._chance.randrange(len(spare))], "enough streams")
 
     def _dial(self, node: bytes, now: float) -> None:
         self._tries[node] = now + PATIENCE_SECONDS

@@ -53,31 +53,22 @@ class Prober:
         self._targets: dict[bytes, int] = {}  # of the probes under way
         self._relays: dict[int, Relay] = {}
         self.period_at = 0.0
+        self.deadline = 0.0  # when `tick` has something to do, at the latest
         self.health = 0  # 0 is best
         self.said: Callable[[bytes], Standing | None] = lambda _: None
         self.failed: Callable[[bytes], None] = lambda _: None
-
-    @property
-    def deadline(self) -> float:
-        """When `tick` has something to do."""
-        soonest = self.period_at
-        for probe in self._probes.values():
-            at = probe.ask_at if probe.helpers < 0 else probe.end_at
-            soonest = min(soonest, at)
-        for relay in self._relays.values():
-            soonest = min(soonest, relay.end_at)
-        return soonest
 
     def start(self, now: float) -> None:
         """Begin, or begin anew, with the first period at a random moment."""
         self._probes.clear()
         self._targets.clear()
         self._relays.clear()
-        self.period_at = now + self._chance.random() * self._settings.probe_seconds
+        self.period_at = self.deadline = now + self._chance.random() * self._settings.probe_seconds
 
     def shift(self, gap: float) -> None:
         """Push timers on after a freeze."""
         self.period_at += gap
+        self.deadline += gap
         for probe in self._probes.values():
             probe.ask_at += gap
             probe.end_at += gap
@@ -104,6 +95,10 @@ class Prober:
             self.period_at = now + self._settings.probe_seconds * (1 + self.health)
             for target in self._choose(candidates):
                 self.probe(target, now)
+        waits = [probe.ask_at if probe.helpers < 0 else probe.end_at for probe in self._probes.values()]
+        waits += [relay.end_at for relay in self._relays.values()]
+        self.deadline = min(waits, default=self.period_at)
+        self.deadline = min(self.deadline, self.period_at)
 
     def _choose(self, candidates: Callable[[], list[bytes]]) -> list[bytes]:
         """The next targets of a shuffled round, so that everybody's turn comes before anybody's comes twice."""
@@ -126,6 +121,7 @@ class Prober:
         slow = 1 + self.health
         ask_at, end_at = now + self._settings.direct_seconds * slow, now + self._settings.probe_seconds * slow
         self._probes[sequence] = Probe(target, ask_at, end_at)
+        self.deadline = min(self.deadline, ask_at)
         self._targets[target] = sequence
         if direct:
             self._reach(target, sequence)
@@ -155,6 +151,7 @@ class Prober:
         sequence = self._targets.get(target)
         if sequence is not None:
             self._probes[sequence].ask_at = now
+            self.deadline = min(self.deadline, now)
 
     def answered(self, target: bytes) -> None:
         """The member was heard to answer; its probes succeed, also those for others."""
@@ -190,4 +187,5 @@ class Prober:
             return
         self._sequence = sequence = (self._sequence + 1) % SEQUENCE_END
         self._relays[sequence] = Relay(peer, request.sequence, request.node, now + self._settings.direct_seconds)
+        self.deadline = min(self.deadline, now + self._settings.direct_seconds)
         self._reach(request.node, sequence)

@@ -15,6 +15,7 @@ TCP_ACK_BYTES = 52  # for a frame that nothing answers at once
 DIAL_BYTES = 1700  # sent by each side for TCP, Noise and yamux, measured
 DIAL_CPU_SECONDS = 0.010  # of each side, measured
 DIAL_TIMEOUT_SECONDS = 1.0
+ROOT_TAG = 1
 
 
 class Weather(Struct):
@@ -23,6 +24,7 @@ class Weather(Struct):
     delay: float = 0.001  # seconds one way, at least
     jitter: float = 0.001  # seconds on top, at most
     loss: float = 0.0
+    exchange_loss: float = 0.0  # of whole repair exchanges, by losing the frame that begins one
     duplication: float = 0.0
     reordering: float = 0.0  # frames that may be overtaken, by up to `reorder_seconds`
     reorder_seconds: float = 0.2
@@ -98,7 +100,8 @@ class Network:
         weather, random_ = self.weather, self.chance.random
         if self.blocked(sender, receiver):
             return
-        if weather.loss and random_() < weather.loss:
+        lossy = weather.loss or (weather.exchange_loss if body[1] == ROOT_TAG else 0.0)
+        if lossy and random_() < lossy:
             self.counts["lost"] += 1
             return
         arrival = self.events.now + weather.delay + weather.jitter * random_()
