@@ -69,6 +69,7 @@ class Core:
         self,
         node: bytes,
         generation: Generation,
+        *,
         cluster: bytes,
         schema: Schema,
         chance: Chance,
@@ -82,10 +83,28 @@ class Core:
         self.replica = Replica(schema)
         self.replica.join_standing(node, Standing(generation, 0, ALIVE))
         self.me: Member = self.replica.members[node]
-        self.prober = Prober(self.links, self.outbox, self.settings, chance)
-        self.sync = Sync(node, self.replica, self.links, self.outbox, self.settings, chance)
-        self.membership = Membership(node, self.replica, self.links, self.prober, self.sync, self.outbox, self.settings, chance)
-        self.overlay = Overlay(node, self.replica, self.membership, self.links, self.outbox, self.settings, chance)
+        replica, links, outbox, settings = self.replica, self.links, self.outbox, self.settings
+        self.prober = Prober(links, outbox, settings, chance)
+        self.sync = Sync(own=node, replica=replica, links=links, outbox=outbox, settings=settings, chance=chance)
+        self.membership = Membership(
+            own=node,
+            replica=replica,
+            links=links,
+            prober=self.prober,
+            sync=self.sync,
+            outbox=outbox,
+            settings=settings,
+            chance=chance,
+        )
+        self.overlay = Overlay(
+            own=node,
+            replica=replica,
+            membership=self.membership,
+            links=links,
+            outbox=outbox,
+            settings=settings,
+            chance=chance,
+        )
         self.violations = Violations()
         self.deadline = 0.0
         self._last = 0.0
@@ -310,6 +329,9 @@ class Core:
             self.membership.hear(rumour, peer, now)
         for part, changes in zip(delta.parts, checked, strict=True):
             self._learn(part.node, part.standing, peer, now)
+            if part.node not in self.replica.members:
+                self.sync.ask(peer, part.node, now)
+                continue
             if part.node == self.node or not (part.changes or part.snapshot or part.upto):
                 continue
             fresh = self.sync.on_part(peer, part, changes, now)

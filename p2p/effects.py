@@ -49,7 +49,7 @@ class Changed(Struct, frozen=True, gc=False):
 
 
 class Renewed(Struct, frozen=True, gc=False):
-    """This node's generation was raised to outbid what is left of an earlier life; to be kept on disk."""
+    """The generation of this node was raised to outbid what is left of an earlier life; to be kept on disk."""
 
     generation: Generation
 

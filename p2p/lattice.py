@@ -14,7 +14,7 @@ Pure: no clock, no randomness, no IO.
 
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from typing import Annotated, NamedTuple, Protocol, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 from msgspec import Meta
 
@@ -24,15 +24,6 @@ INCARNATION_MAX = (1 << 32) - 1
 
 K = TypeVar("K")
 V = TypeVar("V")
-
-
-class Ordered(Protocol):
-    """A value of a chain."""
-
-    def __lt__(self, other: "Ordered", /) -> bool: ...  # noqa: D105
-
-
-H = TypeVar("H", bound=Ordered)
 
 
 class Generation(NamedTuple):
@@ -77,6 +68,8 @@ class Grave(NamedTuple):
     generation: Generation
     incarnation: int
 
+
+H = TypeVar("H", int, Generation)  # a chain's values
 
 ALIVE = Liveness.ALIVE
 SUSPECT = Liveness.SUSPECT

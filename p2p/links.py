@@ -9,8 +9,8 @@ from p2p.sync_wire import Rumour
 class Link(Struct, weakref=False):
     """One open stream to a peer.
 
-    `pending` is all that is kept of what the peer has: for members with news, the version above which it lacks changes (0: all).
-    A wrong guess can't hurt: a peer that is further behind sees the gap and says where it stands.
+    `pending` is all that is kept of what the peer has: for members with news, the version above which it lacks changes (0:
+    all). A wrong guess can't hurt: a peer that is further behind sees the gap and says where it stands.
     """
 
     peer: bytes

@@ -1,9 +1,10 @@
 """Who is here: what members say of each other, what this node found out itself, and what it believes.
 
 The lattice stores the highest that was said, so that all replicas agree. Belief is another matter: a death heard of from others
-never overrules what this node knows at first hand. Whoever keeps a stream to the accused asks it at once, and believes the stream
-until its own probe fails; everybody else holds the news for a suspicion for some seconds, the time in which the accused refutes.
-When a cluster heals that was split for long, each half holds the other for dead, and nobody's running work may suffer by that.
+never overrules what this node knows at first hand. Whoever keeps a stream to the accused asks it at once, and believes the
+stream until its own probe fails; everybody else holds the news for a suspicion for some seconds, the time in which the
+accused refutes. When a cluster heals that was split for long, each half holds the other for dead, and nobody's running work
+may suffer by that.
 
 Pure: no clock, no randomness of its own, no IO.
 """
@@ -29,6 +30,7 @@ class Membership:
 
     def __init__(
         self,
+        *,
         own: bytes,
         replica: Replica,
         links: Links,
@@ -55,7 +57,7 @@ class Membership:
         self.live = 1
         self.buried: Callable[[bytes], None] = lambda _: None
         prober.said = self.said
-        prober.failed = lambda node: self._probe_failed(node)
+        prober.failed = self._probe_failed
         self.deadline = NEVER  # when `tick` has something to do, at the latest
         self._now = 0.0
 

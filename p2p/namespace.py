@@ -7,9 +7,9 @@ hold a conflict, only more or less. The invariant of a replica, on which all els
 
 Deletes are kept in a log of bounded length, complete above `floor`. Whoever is at or above the floor is told changes in version
 order, cut anywhere; whoever is below takes a snapshot, which replaces everything it had. Changes at or below `max_version` are
-never applied. Hence a delete can't be undone by anything that was under way: a delta that still holds the record ends at or below
-the version of every replica that saw the delete, and a replica that didn't see it can only get past it by a delta that contains
-it or by a snapshot. `(generation, max_version)` is itself the tombstone, and it needs no clock.
+never applied. Hence a delete can't be undone by anything that was under way: a delta that still holds the record ends at or
+below the version of every replica that saw the delete, and a replica that didn't see it can only get past it by a delta that
+contains it or by a snapshot. `(generation, max_version)` is itself the tombstone, and it needs no clock.
 
 Pure: no clock, no randomness, no IO.
 """

@@ -27,6 +27,7 @@ class Overlay:
 
     def __init__(
         self,
+        *,
         own: bytes,
         replica: Replica,
         membership: Membership,
@@ -126,7 +127,9 @@ class Overlay:
         if not self.mesh and self._heals % self._settings.stroll_rounds == 0:
             self._dial_one(self._strangers())
         if self._chance.random() * self._membership.live < HEALERS:
-            lost: list[bytes | str] = [n for n, m in self._replica.members.items() if m.standing.liveness >= DEAD and n not in self._links]
+            lost: list[bytes | str] = [
+                n for n, m in self._replica.members.items() if m.standing.liveness >= DEAD and n not in self._links
+            ]
             lost += [node for node in self.book if node not in self._links]
             if not self._links:
                 lost += self._strangers()

@@ -40,7 +40,7 @@ class Relay(Struct, weakref=False):
 
 
 class Prober:
-    """The probes of one node. `failed` and `said` are asked of the membership: what to do on a failure, what is held against one."""
+    """The probes of one node; `failed` and `said` are the membership's: what a failure means, what is held against a member."""
 
     def __init__(self, links: Links, outbox: Outbox, settings: Settings, chance: Chance) -> None:
         self._links = links

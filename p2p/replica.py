@@ -14,7 +14,7 @@ from struct import Struct as Layout
 import msgspec
 from msgspec import Raw, Struct
 
-from p2p.lattice import ALIVE, Grave, Standing, rises_from
+from p2p.lattice import ALIVE, DEAD, Grave, Standing, rises_from
 from p2p.namespace import RECORD_BYTES, Judgement, Namespace, Record, Written, name_bytes
 from p2p.sync_wire import BUCKETS, NIL, VALUE_BYTES_MAX, Change, Name, Part, Row
 from p2p.wire import ProtocolViolation
@@ -125,11 +125,7 @@ class Replica:
         Raises: ProtocolViolation where anything in it breaks a rule.
         """
         version, upto = part.since, part.upto
-        if part.snapshot:
-            flaw = version != 0 or part.floor != upto
-        else:
-            flaw = part.floor > version or version > upto
-        if flaw:
+        if (version or part.floor != upto) if part.snapshot else not part.floor <= version <= upto:
             raise ProtocolViolation("a part's versions contradict each other")
         changes: list[Written] = []
         readers = self._readers
@@ -152,7 +148,8 @@ class Replica:
     def part(self, node: bytes, since: int, budget: int) -> tuple[Part, int, bool]:
         """News of a member for a peer that has its records up to `since`, 0 where it has none of this generation.
 
-        Whatever starts at 0 is a snapshot: it may take the place of an older generation's records, at once and whole. Returns the part, its size in bytes at most, and whether it had to be cut to keep the budget.
+        Whatever starts at 0 is a snapshot: it may take the place of an older generation's records, at once and whole. Returns
+        the part, its size in bytes at most, and whether it had to be cut to keep the budget.
         """
         member = self.members[node]
         namespace, standing = member.namespace, member.standing
@@ -184,10 +181,16 @@ class Replica:
             if buckets >> bucket_of(member.node) & 1
         ]
 
-    def row(self, node: bytes) -> Row:
-        """One member's row."""
-        member = self.members[node]
-        return Row(node, member.standing, member.version)
+    def row(self, node: bytes) -> Row | None:
+        """One member's row, None for one never heard of.
+
+        Whoever tells of a buried member is told that it is dead: then that is so everywhere, or the member refutes it.
+        """
+        member = self.members.get(node)
+        if member is not None:
+            return Row(node, member.standing, member.version)
+        grave = self.graves.get(node)
+        return None if grave is None else Row(node, Standing(grave.generation, grave.incarnation, DEAD), 0)
 
     def highest(self, node: bytes) -> tuple[Standing, bool] | None:
         """The highest known of a member, and whether that is its grave."""

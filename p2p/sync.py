@@ -53,7 +53,9 @@ class Counts(Struct):
 class Sync:
     """Push and repair between one replica and its peers."""
 
-    def __init__(self, own: bytes, replica: Replica, links: Links, outbox: Outbox, settings: Settings, chance: Chance) -> None:
+    def __init__(
+        self, *, own: bytes, replica: Replica, links: Links, outbox: Outbox, settings: Settings, chance: Chance
+    ) -> None:
         self._own = own
         self._replica = replica
         self._links = links
@@ -122,8 +124,8 @@ class Sync:
 
     def _flush(self, link: Link, snapshots: int) -> int:
         if link.asks:
-            rows = [self._replica.row(node) for node in link.asks if node in self._replica.members]
-            self._outbox.send(link.peer, Summary(0, False, rows))
+            rows = [self._replica.row(node) for node in link.asks]
+            self._outbox.send(link.peer, Summary(0, False, [row for row in rows if row is not None]))
             link.asks = {}
         rumours = list(link.rumours.values())
         link.rumours = {}
@@ -224,12 +226,13 @@ class Sync:
             learn(row.node, row.standing, peer)
             member = self._replica.members.get(row.node)
             if member is None:
+                link.asks[row.node] = None
                 continue
             seen.add(row.node)
             self._plan(link, member, row)
             behind = member.version < row.version if member.standing.generation == row.standing.generation else False
             if behind or row.standing > member.standing:
-                lacking.append(self._replica.row(row.node))
+                lacking.append(Row(row.node, member.standing, member.version))
         if summary.reply:
             for node in self._replica.members:
                 if node not in seen and summary.buckets >> bucket_of(node) & 1:
@@ -254,6 +257,13 @@ class Sync:
 
     # Deltas.
 
+    def ask(self, peer: bytes, node: bytes, now: float) -> None:
+        """Tell a peer how far a member's records, or its grave, are here; it sends what is missing, or learns."""
+        link = self._links.get(peer)
+        if link is not None:
+            link.asks[node] = None
+            self._flush_soon(now)
+
     def on_part(self, peer: bytes, part: Part, changes: list[Written], now: float) -> tuple[Written, ...] | None:
         """Join a checked part whose standing was learnt; the changes that were new, None for all of them."""
         member = self._replica.members.get(part.node)
@@ -263,8 +273,5 @@ class Sync:
             self.spread(part.node, before, peer, now)
         elif joined is Joined.GAP:
             self.counts.gaps += 1
-            link = self._links.get(peer)
-            if link is not None:
-                link.asks[part.node] = None
-                self._flush_soon(now)
+            self.ask(peer, part.node, now)
         return None if fresh is None else tuple(fresh)

@@ -45,7 +45,12 @@ class Cluster:
     """N nodes. `seed` decides everything that chance decides."""
 
     def __init__(
-        self, size: int, seed: int | str, weather: Weather | None = None, settings: Settings | None = None, schema: Schema | None = None
+        self,
+        size: int,
+        seed: int | str,
+        weather: Weather | None = None,
+        settings: Settings | None = None,
+        schema: Schema | None = None,
     ) -> None:
         self.seed = seed
         self.chance = random.Random(f"{seed}/network")
@@ -92,7 +97,9 @@ class Cluster:
         wall = max(0, int(self.now + node.wall_offset))
         generation = Generation(max(node.counter_on_disk + 1, wall), node.chance.getrandbits(62))
         node.counter_on_disk = generation.counter
-        core = node.core = Core(self.names[place], generation, CLUSTER, self.schema, node.chance, self.settings)
+        core = node.core = Core(
+            self.names[place], generation, cluster=CLUSTER, schema=self.schema, chance=node.chance, settings=self.settings
+        )
         node.frozen_until = 0.0
         node.inbox = []
         node.tick_at = float("inf")

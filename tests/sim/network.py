@@ -58,8 +58,8 @@ class Events:
 class Network:
     """Streams between numbered places, and the ways in which they fail.
 
-    `deliver(place, from, body)`, `opened(place, peer)`, `ended(place, peer, broken)` and `failed(place, target, refused)` are the
-    far ends. A frame sent into a cut is lost; that its stream broke is found out only by who probes.
+    `deliver(place, from, body)`, `opened(place, peer)`, `ended(place, peer, broken)` and `failed(place, target, refused)` are
+    the far ends. A frame sent into a cut is lost; that its stream broke is found out only by who probes.
     """
 
     def __init__(self, events: Events, chance: random.Random, weather: Weather) -> None:
