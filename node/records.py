@@ -219,19 +219,21 @@ class Drain(Struct, frozen=True, array_like=True, gc=False):
     since: Large = 0  # seconds of its run
 
 
-SCHEMA: Schema = {
-    TASK: (int, TaskHeader),
-    RANK: (4, RankReport),
-    VERDICT: (int, Verdict),
-    CANCEL: (2, CancelIntent),
-    GAUGE: (int, Gauge),
-    RUNNER: (int, RunnerRecord),
-    SHARD: (2, ShardRecord),
-    PLACE: (int, PlaceSpec),
-    WANT: (str, Want),
-    PROFILE: (int, Profile),
-    STOP_ORDER: (int, StopOrder),
-    MODEL: (str, ModelRecord),
-    NET: (int, NetRecord),
-    DRAIN: (int, Drain),
-}
+SCHEMA = Schema(
+    {
+        TASK: (int, TaskHeader),
+        RANK: (4, RankReport),
+        VERDICT: (int, Verdict),
+        CANCEL: (2, CancelIntent),
+        GAUGE: (int, Gauge),
+        RUNNER: (int, RunnerRecord),
+        SHARD: (2, ShardRecord),
+        PLACE: (int, PlaceSpec),
+        WANT: (str, Want),
+        PROFILE: (int, Profile),
+        STOP_ORDER: (int, StopOrder),
+        MODEL: (str, ModelRecord),
+        NET: (int, NetRecord),
+        DRAIN: (int, Drain),
+    }
+)

@@ -22,9 +22,20 @@ from p2p.wire import ProtocolViolation
 GRAVES_MAX = 10_000
 PART_BYTES = 80  # of a part around its changes, at most
 
-# For each known kind what its names are (numbers, strings, or tuples of so many numbers) and the type of its values. Records of
-# other kinds are kept and passed on unread.
-Schema = Mapping[int, tuple[type[int] | type[str] | int, object]]
+
+class _Reader(Struct, frozen=True):
+    name: type[int] | type[str] | int
+    value: msgspec.msgpack.Decoder[object]
+
+
+class Schema:
+    """For each known kind what its names are (numbers, strings, or tuples of so many numbers) and the type of its values.
+
+    Records of other kinds are kept and passed on unread.
+    """
+
+    def __init__(self, kinds: Mapping[int, tuple[type[int] | type[str] | int, object]]) -> None:
+        self.readers = {kind: _Reader(name, msgspec.msgpack.Decoder(value)) for kind, (name, value) in kinds.items()}
 
 
 class Joined(Enum):
@@ -62,7 +73,7 @@ class Replica:
         self.members: dict[bytes, Member] = {}
         self.graves: dict[bytes, Grave] = {}  # oldest burial first, GRAVES_MAX at most
         self.roots = [0] * BUCKETS
-        self._readers = {kind: _Reader(name, msgspec.msgpack.Decoder(value)) for kind, (name, value) in schema.items()}
+        self._readers = schema.readers
 
     @property
     def root(self) -> bytes:
@@ -242,11 +253,6 @@ def bucket_of(node: bytes) -> int:
 
 
 _NIL = Raw(NIL)
-
-
-class _Reader(Struct, frozen=True):
-    name: type[int] | type[str] | int
-    value: msgspec.msgpack.Decoder[object]
 
 
 def _read(reader: _Reader, name: Name, value: bytes) -> object:

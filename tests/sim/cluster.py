@@ -57,7 +57,7 @@ class Cluster:
         self.events = Events()
         self.network = Network(self.events, self.chance, weather or Weather())
         self.settings = settings or Settings()
-        self.schema: Schema = schema or {}
+        self.schema = schema or Schema({})
         self.nodes = [SimNode(place, random.Random(f"{seed}/{place}")) for place in range(size)]
         self.names = [name_of(place) for place in range(size)]
         self.trace = hashlib.blake2b(digest_size=16)

@@ -7,7 +7,7 @@ the oracle.
 
 from collections import Counter
 
-from node.records import CANCEL, RANK, SCHEMA, TASK, VERDICT, Executor, RankPhase, RankReport, TaskHeader, TaskId, Verdict
+from node.records import CANCEL, RANK, SCHEMA, TASK, VERDICT, Executor, RankPhase, RankReport, TaskHeader, TaskId, Terminal, Verdict
 from node.tasks import (
     HomeSight,
     Outcomes,
@@ -59,6 +59,7 @@ class Model:
         self.bag: list[tuple[int, int, bytes]] = []  # to, from, body
         self.fresh: list[int] = []  # numbers of frames that never arrived
         self.submissions: list[tuple[int, Work]] = []
+        self.truth: dict[tuple[int, int, int, int], RankPhase] = {}  # of home's nonce, number, attempt, rank
         self.nonces = 0
         self.names = [bytes([17 * place]) + bytes(14) + bytes([place]) for place in range(size)]
         self.by_name = {name: place for place, name in enumerate(self.names)}
@@ -200,9 +201,9 @@ class Model:
         self.counts["task"] += 1
         self._submit(home, place.number, 0, executors)
 
-    def retry(self, home: int, index: int, executors: tuple[int, ...]) -> None:
+    def retry(self, index: int, executors: tuple[int, ...]) -> None:
         """The home tries again elsewhere: a new attempt fences the old one."""
-        number = self._open(home, index)
+        home, number = self._open(index)
         header = self._own(home, (TASK, number))
         if isinstance(header, TaskHeader) and self._own(home, (VERDICT, number)) is None:
             self.counts["retry"] += 1
@@ -223,17 +224,21 @@ class Model:
         if place.outcomes.setdefault(task.home, Outcomes()).takes(TaskId(task.home, task.number * 8 + rank), attempt):
             self._report(target, work, RankPhase.QUEUED)
 
-    def progress(self, place: int, index: int, phase: RankPhase) -> None:
+    def progress(self, index: int, phase: RankPhase) -> None:
         """A rank goes on, to any later phase."""
-        work = self._work(place, index)
-        if work is not None and not is_done(self.places[place].work[work]) and phase > self.places[place].work[work]:
-            self._report(place, work, phase)
+        found = self._work(index)
+        if found is not None:
+            place, work = found
+            before = self.places[place].work[work]
+            if not is_done(before) and phase > before:
+                self._report(place, work, phase)
 
-    def attend(self, place: int, index: int) -> None:
+    def attend(self, index: int) -> None:
         """An executor looks whether it should stop, or whether its report is still wanted."""
-        work = self._work(place, index)
-        if work is None:
+        found = self._work(index)
+        if found is None:
             return
+        place, work = found
         task, attempt, rank, version = work
         sight, cancelled, _ = self._sight(place, task)
         if executor_collects(sight, attempt, submitted_version=version):
@@ -243,36 +248,41 @@ class Model:
             if not is_done(self.places[place].work[work]):
                 self._report(place, work, RankPhase.ABORTED)
 
-    def cancel(self, place: int, home: int, index: int) -> None:
+    def cancel(self, place: int, index: int) -> None:
         """Anybody wishes to cancel a task that it sees."""
-        nonce = self.places[home].core.me.namespace.generation.nonce
-        number = self._open(home, index)
+        home, number = self._open(index)
         if number:
+            nonce = self.places[home].core.me.namespace.generation.nonce
             self.counts["cancel"] += 1
             self._write(place, (CANCEL, (nonce, number)), ("x",))
 
-    def time_out(self, home: int, index: int) -> None:
+    def time_out(self, index: int) -> None:
         """The home's clock says that a task's time is over."""
-        number = self._open(home, index)
+        home, number = self._open(index)
         if number:
             self.places[home].open[number] = True
 
-    def judge(self, home: int, index: int) -> None:
+    def judge(self, index: int) -> None:
         """The home looks at a task and writes its verdict if there is one to write."""
-        number = self._open(home, index)
+        home, number = self._open(index)
         task = self.task_at(home, home, number)
         if task is None:
             return
         verdict = settle(task, timed_out=self.places[home].open[number])
         if verdict is not None:
             nonce = self.places[home].core.me.namespace.generation.nonce
+            header = self._own(home, (TASK, number))
+            assert isinstance(header, TaskHeader)
+            phases = [self.truth.get((nonce, number, header.attempt, rank)) for rank in range(len(header.executors))]
+            if verdict.status is Terminal.COMPLETE and any(phase is not RankPhase.OK for phase in phases):
+                raise Broken(f"task {number} is called complete while its ranks are {phases}")
             self.oracle.settled((nonce, number), int(verdict.status))
             self.counts["verdict"] += 1
             self._write(home, (VERDICT, number), verdict)
 
-    def collect(self, home: int, index: int, age: float) -> None:
+    def collect(self, index: int, age: float) -> None:
         """The home drops a task that is over."""
-        number = self._open(home, index)
+        home, number = self._open(index)
         task = self.task_at(home, home, number)
         if task is not None and home_collects(task, age, executors_gone=False):
             self.counts["collect"] += 1
@@ -426,14 +436,16 @@ class Model:
     def _report(self, place: int, work: Work, phase: RankPhase) -> None:
         task, attempt, rank, _ = work
         self.places[place].work[work] = phase
+        self.truth[task.home, task.number, attempt, rank] = phase
         self._write(place, (RANK, (task.home, task.number, attempt, rank)), RankReport(phase))
 
-    def _open(self, home: int, index: int) -> int:
-        numbers = list(self.places[home].open)
-        return numbers[index % len(numbers)] if numbers else 0
+    def _open(self, index: int) -> tuple[int, int]:
+        """Home and number of one of all open tasks; number 0 where there is none."""
+        tasks = [(place.place, number) for place in self.places for number in place.open]
+        return tasks[index % len(tasks)] if tasks else (0, 0)
 
-    def _work(self, place: int, index: int) -> Work | None:
-        works = list(self.places[place].work)
+    def _work(self, index: int) -> tuple[int, Work] | None:
+        works = [(place.place, work) for place in self.places for work in place.work]
         return works[index % len(works)] if works else None
 
     def _sight(self, place: int, task: TaskId) -> tuple[HomeSight, bool, Verdict | None]:
