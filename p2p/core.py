@@ -118,8 +118,6 @@ class Core:
         self.prober.start(now)
         self.sync.start(now)
         self.overlay.start(now)
-        for address in self.overlay.join:
-            self.overlay.dial_address(address)
         return self._done()
 
     def handle(self, peer: bytes, body: bytes, now: float) -> list[Effect]:

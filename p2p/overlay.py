@@ -63,6 +63,7 @@ class Overlay:
         self.link_at = now + self._chance.random() * SECOND
         self.heal_at = now + self._chance.random() * self._settings.heal_seconds
         self._tries.clear()
+        self._knock()
 
     def shift(self, gap: float) -> None:
         """Push timers on after a freeze."""
@@ -76,6 +77,8 @@ class Overlay:
             for peer, link in list(self._links.items()):
                 if not link.greeted and now - link.opened > GREETING_SECONDS:
                     self._links.close(peer, "never said who it is", fault=True)
+            if not self._links:
+                self._knock()
             if self.mesh:
                 self._fill_mesh(now)
             else:
@@ -111,7 +114,9 @@ class Overlay:
             for _ in range(min(lacking, len(strangers))):
                 self._dial(strangers.pop(self._chance.randrange(len(strangers))), now)
         elif len(spare) > LINKS_MAX:
-            self._links.close(spare[self._chance.randrange(len(spare))], "enough streams")
+            # Half of what is too much: the other ends do the same, and a mesh that grew into an overlay gets there in seconds.
+            for _ in range((len(spare) - LINKS_MAX + 1) // 2):
+                self._links.close(spare.pop(self._chance.randrange(len(spare))), "enough streams")
 
     def _dial(self, node: bytes, now: float) -> None:
         self._tries[node] = now + PATIENCE_SECONDS
@@ -135,9 +140,12 @@ class Overlay:
                 lost += self._strangers()
             self._dial_one([*lost, *self.join])
 
-    def dial_address(self, address: str) -> None:
-        """Dial an address that was given to this node."""
-        self._outbox.add(Dial(address))
+    def _knock(self) -> None:
+        """Alone: dial the addresses that were given to this node, some at a time in turn."""
+        turn, self.join = self.join[:MESH_DIALS], self.join[MESH_DIALS:]
+        self.join += turn
+        for address in turn:
+            self._outbox.add(Dial(address))
 
     def _strangers(self) -> list[bytes]:
         return [node for node in self._membership.live_members() if node not in self._links]

@@ -73,7 +73,9 @@ GOOD = Change(TASK, 1, 7, msgspec.Raw(msgspec.msgpack.encode(TaskHeader(0, 1, (E
         pytest.param(delta(GOOD, Change(TASK, 1, 8, msgspec.Raw(b"\x01"))), id="value of another type"),
         pytest.param(delta(GOOD, Change(TASK, 1, "x", GOOD.value)), id="name of another type"),
         pytest.param(delta(GOOD, Change(VERDICT, 1, 7, msgspec.Raw(b"\x92\x09\xa0"))), id="value out of range"),
-        pytest.param(delta(GOOD, Change(200, 1, 7, msgspec.Raw(msgspec.msgpack.encode(bytes(VALUE_BYTES_MAX))))), id="too long"),
+        pytest.param(
+            delta(GOOD, Change(200, 1, 7, msgspec.Raw(msgspec.msgpack.encode(bytes(VALUE_BYTES_MAX))))), id="too long"
+        ),
         pytest.param(delta(GOOD, GOOD), id="one record twice"),
         pytest.param(delta(GOOD, Change(200, 99, 7, msgspec.Raw(NIL))), id="version above the end"),
         pytest.param(delta(GOOD)[:-1], id="cut off"),

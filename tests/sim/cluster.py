@@ -11,7 +11,9 @@ from p2p.lattice import ALIVE, Generation, Standing
 from p2p.links import Link
 from p2p.replica import Schema
 from p2p.settings import MESH_MAX, Settings
+from p2p.sync_wire import Key
 from tests.sim.network import TCP_ACK_BYTES, Events, Network, Weather
+from tests.sim.oracle import Oracle
 
 CLUSTER = bytes(16)
 
@@ -62,6 +64,7 @@ class Cluster:
         self.names = [name_of(place) for place in range(size)]
         self.trace = hashlib.blake2b(digest_size=16)
         self.tracing = False
+        self.oracle: Oracle | None = None  # set before any boot: then every change at every node is checked
         self.clashes: list[int] = []
         self.frames: Counter[int] = Counter()
         self.watch_changes: Callable[[int, Changed], None] | None = None
@@ -97,16 +100,18 @@ class Cluster:
         wall = max(0, int(self.now + node.wall_offset))
         generation = Generation(max(node.counter_on_disk + 1, wall), node.chance.getrandbits(62))
         node.counter_on_disk = generation.counter
+        if self.oracle is not None:
+            self.oracle.forgotten(place)
+            self.oracle.born(self.names[place], generation)
         core = node.core = Core(
             self.names[place], generation, cluster=CLUSTER, schema=self.schema, chance=node.chance, settings=self.settings
         )
         node.frozen_until = 0.0
         node.inbox = []
         node.tick_at = float("inf")
+        core.overlay.join = [str(contact) for contact in contacts]
         self.network.listen(place)
         self._act(node, core.start(self.now))
-        for contact in contacts:
-            self.network.dial(place, contact)
         return core
 
     def crash(self, place: int, *, silent: bool = False) -> None:
@@ -124,6 +129,7 @@ class Cluster:
         node = self.nodes[place]
         if node.core is None or self.now < node.frozen_until:
             return
+        node.tick_at = float("inf")  # what was due meanwhile did not come
         waiting, node.inbox = node.inbox, []
         for sender, body in waiting:
             self._deliver(place, sender, body)
@@ -184,6 +190,23 @@ class Cluster:
             action(node.core, self.now)
             self._act(node, node.core.outbox.take())
 
+    def write(self, place: int, key: Key, value: object) -> None:
+        """Let a node publish a record, or take it back (None), and the oracle know."""
+        node = self.nodes[place]
+        core = node.core
+        if core is None or self.now < node.frozen_until:
+            return
+        before = core.me.namespace.max_version
+        if value is None:
+            core.delete(*key, self.now)
+        else:
+            core.write(*key, value, self.now)
+        if self.oracle is not None and core.me.namespace.max_version != before:
+            record = core.me.namespace.records.get(key)
+            nonce = core.me.namespace.generation.nonce
+            self.oracle.lives[nonce].write(key, record.value if record is not None else None)
+        self._act(node, core.outbox.take())
+
     def equal(self, places: list[int] | None = None) -> bool:
         """Whether these nodes hold equal replicas."""
         return len({self.core(place).replica.root for place in (places or self.running())}) <= 1
@@ -230,16 +253,23 @@ class Cluster:
                 answered = answered or peer == answering
                 self.network.send(place, peer, effect.body)
             elif isinstance(effect, Dial):
-                assert isinstance(effect.target, bytes)
-                self.network.dial(place, place_of(effect.target))
+                target = effect.target
+                self.network.dial(place, int(target) if isinstance(target, str) else place_of(target))
             elif isinstance(effect, Close):
                 self.network.close(place, place_of(effect.peer))
             elif isinstance(effect, Renewed):
+                if self.oracle is not None:
+                    before = Generation(node.counter_on_disk, effect.generation.nonce)
+                    self.oracle.renewed(self.names[place], before, effect.generation)
                 node.counter_on_disk = effect.generation.counter
             elif isinstance(effect, Clash):
                 self.clashes.append(place)
-            elif self.watch_changes is not None and isinstance(effect, Changed):
-                self.watch_changes(place, effect)
+            elif isinstance(effect, Changed):
+                if self.watch_changes is not None:
+                    self.watch_changes(place, effect)
+                if self.oracle is not None and node.core is not None:
+                    keys = None if effect.changes is None else [written.key for written in effect.changes]
+                    self.oracle.check(place, node.core.replica, effect.node, keys)
         core = node.core
         if core is not None and core.deadline != node.tick_at:
             due = max(core.deadline, self.events.now)

@@ -7,7 +7,20 @@ the oracle.
 
 from collections import Counter
 
-from node.records import CANCEL, RANK, SCHEMA, TASK, VERDICT, Executor, RankPhase, RankReport, TaskHeader, TaskId, Terminal, Verdict
+from node.records import (
+    CANCEL,
+    RANK,
+    SCHEMA,
+    TASK,
+    VERDICT,
+    Executor,
+    RankPhase,
+    RankReport,
+    TaskHeader,
+    TaskId,
+    Terminal,
+    Verdict,
+)
 from node.tasks import (
     HomeSight,
     Outcomes,
