@@ -5,8 +5,8 @@ from typing import Protocol
 from msgspec import Struct
 
 from p2p.lattice import Generation
-from p2p.sync_wire import MESSAGES, Message
 from p2p.namespace import Written
+from p2p.sync_wire import MESSAGES, Message
 from p2p.wire import HEADER_BYTES
 
 

@@ -20,7 +20,6 @@ from p2p.replica import PART_BYTES, Joined, Member, Replica, bucket_of
 from p2p.settings import MESH_MAX, Settings
 from p2p.sync_wire import (
     BUCKETS,
-    FLUSH_BYTES_MAX,
     FRAME_BYTES_MAX,
     ROOT_BYTES,
     RUMOURS_MAX,
@@ -33,6 +32,7 @@ from p2p.sync_wire import (
     Summary,
 )
 
+FLUSH_BYTES_MAX = 32 << 10  # of changes to one peer at a time; a snapshot may be larger and then goes alone
 SUMMARY_WHOLE_MAX = 2 * BUCKETS  # members up to which all rows are sent at once
 SNAPSHOTS_MAX = 4  # larger than a flush, in one flush to all peers
 ALL_BUCKETS = (1 << BUCKETS) - 1

@@ -26,7 +26,6 @@ from p2p.wire import FrameCodec
 PROTOCOL_VERSION = 1
 
 FRAME_BYTES_MAX = 256 << 10
-FLUSH_BYTES_MAX = 32 << 10  # of changes to one peer at a time; a snapshot may be larger and then goes alone
 VALUE_BYTES_MAX = 4 << 10
 NAME_CHARACTERS_MAX = 256
 NAME_PARTS_MAX = 4

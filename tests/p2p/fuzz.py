@@ -57,7 +57,10 @@ def body(message: Message) -> bytes:
 
 def samples(chance: random.Random, *, noise: bool = True) -> list[Message]:
     """One message of each kind, with numbers around every bound; with `noise` values may be no msgpack at all."""
-    number = lambda: chance.choice((0, 1, 2, 5, 6, 1 << 31, (1 << 53) - 1, chance.randrange(1 << 40)))  # noqa: E731
+
+    def number() -> int:
+        return chance.choice((0, 1, 2, 5, 6, 1 << 31, (1 << 53) - 1, chance.randrange(1 << 40)))
+
     node = chance.choice((PEER, NODE, THIRD, chance.randbytes(16)))
     generation = Generation(min(number(), 1 << 53), number())
     standing = Standing(generation, min(number(), (1 << 32) - 1), chance.choice((ALIVE, DEAD)))

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from itertools import combinations
 
 import pytest
+from msgspec.structs import replace
 
 from p2p import namespace as module
 from p2p.lattice import ALIVE, Generation, Standing
-from p2p.namespace import DELETES_MAX, Judgement, Namespace, NamespaceFull, Written
+from p2p.namespace import DELETES_MAX, NAMESPACE_BYTES_MAX, Judgement, Namespace, NamespaceFull, Written
 from p2p.replica import Joined, Replica, Schema
 from p2p.sync_wire import VALUE_BYTES_MAX, Key
 from p2p.wire import ProtocolViolation
@@ -147,17 +148,22 @@ def test_what_does_not_fit_is_refused_and_urgent_room_is_kept() -> None:
     with pytest.raises(NamespaceFull, match="above the cap"):
         namespace.write((1, 0), bytes(VALUE_BYTES_MAX + 1), None)
     number = 0
+    while namespace.weight + 2000 < NAMESPACE_BYTES_MAX - 50_000:
+        number += 1
+        namespace.write((1, number), bytes(1000), None, reserve=50_000)
     with pytest.raises(NamespaceFull, match="records are full"):
-        for number in range(1000):
-            namespace.write((1, number), bytes(1000), None, reserve=50_000)
+        namespace.write((1, 0), bytes(3000), None, reserve=50_000)
 
     before = (namespace.max_version, namespace.weight)
-    namespace.write((1, number), bytes(1000), None)
+    namespace.write((1, 0), bytes(3000), None)
     assert (namespace.max_version, namespace.flaw()) == (before[0] + 1, None)
-    namespace.write((1, 0), bytes(1000), None)  # in the place of one that is there
+    namespace.write((1, 0), bytes(1000), None, reserve=50_000)  # in the place of a larger one
 
 
-def plain(namespace: Namespace) -> tuple[Generation, int, frozenset[tuple[Key, int, bytes]]]:
+Plain = tuple[Generation, int, frozenset[tuple[Key, int, bytes]]]
+
+
+def plain(namespace: Namespace) -> Plain:
     records = frozenset((key, record.version, record.value) for key, record in namespace.records.items())
     return namespace.generation, namespace.max_version, records
 
@@ -177,7 +183,7 @@ def test_namespaces_are_a_lattice() -> None:
     """All triples of replicas of two short lives, joined by the very parts that travel."""
     states = {plain(namespace): namespace for namespace in histories()}
 
-    def join(ours: object, theirs: object) -> object:
+    def join(ours: Plain, theirs: Plain) -> Plain:
         replica, source = replica_of(copy(states[ours])), replica_of(copy(states[theirs]))
         pull(replica, source)
         return plain(replica.members[NODE].namespace)
@@ -202,8 +208,6 @@ def test_a_part_that_contradicts_itself_is_refused_whole() -> None:
     source = replica_of(writer("a1", "b2", "-a"))
     part, _, _ = source.part(NODE, 1, BUDGET)
     replica = replica_of(writer("a1"))
-    from msgspec.structs import replace
-
     for bad in (
         replace(part, floor=2),
         replace(part, since=4),

@@ -1,7 +1,6 @@
 """Anything may happen to a few cores and to every frame they ever sent; bare dicts say what must be."""
 
 import random
-from collections.abc import Iterator
 
 import hypothesis.strategies as st
 import pytest
@@ -85,9 +84,9 @@ class Replication(RuleBasedStateMachine):
 
 
 @pytest.fixture
-def profile() -> Iterator[settings]:
-    yield settings(max_examples=80, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
+def profile() -> settings:
+    return settings(max_examples=80, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def test_replicas_hold_what_was_written_whatever_happens(profile: settings) -> None:
-    run_state_machine_as_test(Replication, settings=profile)  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(Replication, settings=profile)

@@ -1,8 +1,8 @@
 """A few cores, a bag of every frame they ever sent, and anything that may happen to them, one step at a time.
 
-No clock runs here and nothing is timed: which frame arrives next, how often and whether at all is the caller's choice, and so is
-everything else. Hypothesis chooses in the stateful test, a seed in the schedules. After each step what changed is held against
-the oracle.
+No clock runs here and nothing is timed: which frame arrives next, how often and whether at all is the caller's choice, and so
+is everything else. Hypothesis chooses in the stateful test, a seed in the schedules. After each step what changed is held
+against the oracle.
 """
 
 from collections import Counter
@@ -36,7 +36,7 @@ from node.tasks import (
     status,
 )
 from p2p.core import Core
-from p2p.effects import Changed, Chance, Clash, Close, Effect, Renewed, Send
+from p2p.effects import Chance, Changed, Clash, Close, Effect, Renewed, Send
 from p2p.lattice import DEAD, SUSPECT, Generation
 from p2p.sync_wire import Key, Name
 from tests.sim.oracle import Broken, Oracle, whole
@@ -187,9 +187,9 @@ class Model:
         states = [whole(place.core.replica) for place in self.places]
         if any(state != states[0] for state in states):
             raise Broken("replicas differ after lossless repairs between all")
-        for place in self.places:
-            self.check(place.place)
-            member = place.core.me
+        for node in self.places:
+            self.check(node.place)
+            member = node.core.me
             life = self.oracle.lives[member.standing.generation.nonce]
             if (member.namespace.max_version, set(states[0])) != (life.version, set(self.names)):
                 raise Broken("a member or the end of its records is missing after repairs")
@@ -257,9 +257,10 @@ class Model:
         if executor_collects(sight, attempt, submitted_version=version):
             del self.places[place].work[work]
             self._delete(place, (RANK, (task.home, task.number, attempt, rank)))
-        elif executor_aborts(sight, attempt, cancelled=cancelled, submitted_version=version):
-            if not is_done(self.places[place].work[work]):
-                self._report(place, work, RankPhase.ABORTED)
+        elif not is_done(self.places[place].work[work]) and executor_aborts(
+            sight, attempt, cancelled=cancelled, submitted_version=version
+        ):
+            self._report(place, work, RankPhase.ABORTED)
 
     def cancel(self, place: int, index: int) -> None:
         """Anybody wishes to cancel a task that it sees."""

@@ -1,7 +1,7 @@
 """What was really written, as bare dicts, and the checks that hold every replica against it.
 
-Kept apart from the workload and from the faults: it is told of writes, boots and terminal statuses where they are made, and looks
-at replicas from outside.
+Kept apart from the workload and from the faults: it is told of writes, boots and terminal statuses where they are made, and
+looks at replicas from outside.
 """
 
 from collections.abc import Iterable

@@ -189,7 +189,7 @@ class Storm:
                 cluster.oracle.check(place, core.replica, name, None)
             if core.me.namespace.max_version != cluster.oracle.lives[core.me.standing.generation.nonce].version:
                 raise Broken(f"{place} lost count of its own writes")
-            if sum(core.violations.__struct_fields__ and [core.violations.bad_frame, core.violations.bad_hello]):
+            if core.violations.bad_frame or core.violations.bad_hello:
                 raise Broken(f"{place} refused a frame that was honest")
 
 

@@ -12,11 +12,16 @@ SEEDS = 300
 SEEDS_MUTATED_MAX = 400
 
 
-def test_nothing_comes_back_and_nothing_that_ended_changes() -> None:
+def run_all(seeds: range, *, converge: bool | None = None) -> Counter[str]:
     counts: Counter[str] = Counter()
     with SmallLimits():
-        for seed in range(SEEDS):
-            counts += run_schedule(seed)
+        for seed in seeds:
+            counts += run_schedule(seed, converge=converge)
+    return counts
+
+
+def test_nothing_comes_back_and_nothing_that_ended_changes() -> None:
+    counts = run_all(range(SEEDS))
 
     assert counts["schedules"] == SEEDS
     for fault in ("lose", "reorder", "replay", "restart", "lost disk", "forget", "accuse", "cancel", "retry"):
@@ -27,6 +32,5 @@ def test_nothing_comes_back_and_nothing_that_ended_changes() -> None:
 def test_a_broken_rule_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     mutation(monkeypatch)
 
-    with SmallLimits(), pytest.raises(Broken):
-        for seed in range(SEEDS_MUTATED_MAX):
-            run_schedule(seed, converge=True)
+    with pytest.raises(Broken):
+        run_all(range(SEEDS_MUTATED_MAX), converge=True)

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 def test_storms_end_in_equal_replicas_and_everybody_alive() -> None:
     faults: Counter[str] = Counter()
     for seed in (0, 1, 2, 4, 5, 7, 8, 9, 12, 15, 16, 17, 18, 22, 24):
-        faults += Counter(run_storm(seed).faults)
+        faults.update(run_storm(seed).faults)
 
     for fault in (
         "lost",
@@ -38,7 +38,7 @@ def test_storms_end_in_equal_replicas_and_everybody_alive() -> None:
 
 
 def test_a_storm_over_an_overlay() -> None:
-    report = run_storm(19)
+    report = run_storm(13)
 
     assert report.size > 64
 
@@ -73,5 +73,4 @@ def test_storms_find_a_broken_rule_too(monkeypatch: pytest.MonkeyPatch) -> None:
     mutations.alive_beats_dead(monkeypatch)
 
     with pytest.raises(Broken):
-        for seed in (1, 7, 17, 18):
-            run_storm(seed)
+        [run_storm(seed) for seed in (1, 7, 17, 18)]
