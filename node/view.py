@@ -116,7 +116,7 @@ def take_view(own: bytes, replica: Replica, believe: Believe) -> View:
     boots = Boots(replica, believe)
     for node in replica.members:
         boots.learn(node)
-    nodes = {node: _node(member, believe(node) or DEAD) for node, member in replica.members.items()}
+    nodes = {node: _node(member, believe(node)) for node, member in replica.members.items()}
     live = [m for m in replica.members.values() if m.current and nodes[m.node].liveness < DEAD]
     tasks = _tasks(live, boots)
     in_flight: dict[int, int] = {}
@@ -135,7 +135,7 @@ def take_view(own: bytes, replica: Replica, believe: Believe) -> View:
     )
 
 
-def _node(member: Member, liveness: Liveness) -> NodeView:
+def _node(member: Member, belief: Liveness | None) -> NodeView:
     records = member.namespace.records if member.current else {}
     profile = records.get((PROFILE, 0))
     models = {
@@ -147,7 +147,7 @@ def _node(member: Member, liveness: Liveness) -> NodeView:
     return NodeView(
         member.node,
         member.standing.generation,
-        liveness,
+        DEAD if belief is None else belief,
         (DRAIN, 0) in records,
         content if isinstance(content, Profile) else None,
         models,
