@@ -109,8 +109,9 @@ class Membership:
             self._suspect(node, member, now)
         elif standing.liveness >= DEAD:
             self._bereave(node, before, source, now)
-        self._sync.spread(node, member.version, source, now)
-        self._outbox.add(Changed(node, None if before is None or before.generation.nonce != standing.generation.nonce else ()))
+        fresh = before is None or before.generation.nonce != standing.generation.nonce
+        self._sync.spread(node, member.version, source, now, introduce=fresh and source == node)
+        self._outbox.add(Changed(node, None if fresh else ()))
         return True
 
     def hear(self, rumour: Rumour, source: bytes, now: float) -> None:

@@ -77,14 +77,15 @@ class Sync:
 
     # Push.
 
-    def spread(self, node: bytes, since: int, source: bytes | None, now: float) -> None:
+    def spread(self, node: bytes, since: int, source: bytes | None, now: float, *, introduce: bool = False) -> None:
         """News of a member above `since` is here, from its own node (None) or from a peer.
 
-        In a mesh only the one who made news pushes it, everybody else would be told twice; in an overlay it is passed on.
+        In a mesh only the one who made news pushes it, everybody else would be told twice; in an overlay it is passed on. Whoever
+        is greeted by a new boot introduces it to all: it has no streams to them yet, and its old records are to go at once.
         """
         if not self._settings.push:
             return
-        if source is not None and len(self._replica.members) <= MESH_MAX:
+        if source is not None and len(self._replica.members) <= MESH_MAX and not introduce:
             return
         for peer, link in self._links.items():
             if peer not in (source, node) and link.pending.get(node, since) >= since:
