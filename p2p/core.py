@@ -328,7 +328,8 @@ class Core:
         for part, changes in zip(delta.parts, checked, strict=True):
             self._learn(part.node, part.standing, peer, now)
             if part.node not in self.replica.members:
-                self.sync.ask(peer, part.node, now)
+                if part.standing.liveness < Liveness.DEAD:
+                    self.sync.ask(peer, part.node, now)
                 continue
             if part.node == self.node or not (part.changes or part.snapshot or part.upto):
                 continue

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from p2p.effects import Chance, Outbox, shuffled
-from p2p.lattice import Standing
+from p2p.lattice import DEAD, Standing
 from p2p.links import Link, Links
 from p2p.namespace import Written
 from p2p.replica import PART_BYTES, Joined, Member, Replica, bucket_of
@@ -227,7 +227,9 @@ class Sync:
             learn(row.node, row.standing, peer)
             member = self._replica.members.get(row.node)
             if member is None:
-                link.asks[row.node] = None
+                # Buried here. That is no news for whoever holds it for dead too, least of all for one who buried it as well.
+                if row.standing.liveness < DEAD:
+                    link.asks[row.node] = None
                 continue
             seen.add(row.node)
             self._plan(link, member, row)

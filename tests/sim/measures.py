@@ -418,4 +418,3 @@ def _collect_ended(namespace: Namespace) -> None:
         namespace.delete((kind, name))
 
 
-Measure = Callable[[], None]
