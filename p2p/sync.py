@@ -80,8 +80,9 @@ class Sync:
     def spread(self, node: bytes, since: int, source: bytes | None, now: float, *, introduce: bool = False) -> None:
         """News of a member above `since` is here, from its own node (None) or from a peer.
 
-        In a mesh only the one who made news pushes it, everybody else would be told twice; in an overlay it is passed on. Whoever
-        is greeted by a new boot introduces it to all: it has no streams to them yet, and its old records are to go at once.
+        In a mesh only the one who made news pushes it, everybody else would be told twice; in an overlay it is passed on.
+        Whoever is greeted by a new boot introduces it to all: it has no streams to them yet, and its old records are to go at
+        once.
         """
         if not self._settings.push:
             return

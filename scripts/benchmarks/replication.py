@@ -1,4 +1,4 @@
-"""Every number that ARCHITECTURE.md claims of the replicated state: `python scripts/benchmarks/replication.py [--long] [NAME...]`.
+"""Every number that is claimed of the replicated state: `python scripts/benchmarks/replication.py [--long] [NAME...]`.
 
 Without --long it takes some minutes and uses fewer samples; with it, hours. Each line is a row of the table.
 """
@@ -25,12 +25,12 @@ DEATHS = {2: 100, 3: 100, 10: 100, 100: 20, 1000: 2}
 DEATHS_LONG = {2: 500, 3: 500, 10: 300, 100: 100, 1000: 10}
 
 
-def row(name: str, limit: str, measured: str, ok: bool) -> None:  # noqa: FBT001
+def row(name: str, limit: str, measured: str, ok: bool) -> None:
     """One row of the table."""
     print(f"| {name} | {limit} | {measured} | {'yes' if ok else '**no**'} |", flush=True)
 
 
-def repair(long: bool) -> None:  # noqa: FBT001
+def repair(long: bool) -> None:
     """Rounds to all by repair alone, and milliseconds with push."""
     for size, (seeds, writes) in (RUNS_LONG if long else RUNS).items():
         for loss, limit in zip((0.0, 0.25), REPAIR_LIMITS[size], strict=True):
@@ -43,17 +43,22 @@ def repair(long: bool) -> None:  # noqa: FBT001
         row(f"push and repair, {size} nodes", f"{limit_ms} ms", f"{worst:.0f} ms p99, {len(times)} writes", worst <= limit_ms)
 
 
-def idle(long: bool) -> None:  # noqa: FBT001
+def idle(long: bool) -> None:
     """Bytes of an idle node, and what a simulated minute costs."""
     for size in (2, 3, 10, 100, 1000):
         result = measures.idle(size, 600.0 if long and size < 1000 else 60.0)
         rate = result.bytes_per_second
-        row(f"idle, {size} nodes", "1,000 B/s", f"{rate:.0f} B/s mean, {result.bytes_per_second_max:.0f} busiest, {result.dials} dials", rate <= 1000)
+        row(
+            f"idle, {size} nodes",
+            "1,000 B/s",
+            f"{rate:.0f} B/s mean, {result.bytes_per_second_max:.0f} busiest, {result.dials} dials",
+            rate <= 1000,
+        )
         if size == 1000:
             print(f"<!-- 1,000 nodes x 60 s: {result.events} events in {result.wall_seconds:.0f} s of wall time -->")
 
 
-def death(long: bool) -> None:  # noqa: FBT001
+def death(long: bool) -> None:
     """Silent and plain death."""
     for size, seeds in (DEATHS_LONG if long else DEATHS).items():
         limit = DEATH_LIMITS.get(size, DEATH_LIMITS[3])
@@ -63,7 +68,7 @@ def death(long: bool) -> None:  # noqa: FBT001
         row(f"killed process known by all, {size} nodes", "-", f"{p99(times):.2f} s p99 of {seeds}", ok=True)
 
 
-def false_death(long: bool) -> None:  # noqa: FBT001
+def false_death(long: bool) -> None:
     """No node that answers is declared dead."""
     hours = 1000.0 if long else 20.0
     for size in (10, 100):
@@ -79,7 +84,7 @@ def false_death(long: bool) -> None:  # noqa: FBT001
         )
 
 
-def heal(long: bool) -> None:  # noqa: FBT001
+def heal(long: bool) -> None:
     """2 x 50 nodes split and healed, half of the times after the halves had forgotten each other."""
     seeds = range(200 if long else 20)
     results = [measures.heal(seed, split_seconds=65.0 if seed % 2 else 45.0, forget=seed % 2 == 1) for seed in seeds]
@@ -95,7 +100,7 @@ def heal(long: bool) -> None:  # noqa: FBT001
     )
 
 
-def restart(long: bool) -> None:  # noqa: FBT001
+def restart(long: bool) -> None:
     """Lost disks and wrong clocks."""
     for size in (3, 10, 100):
         for clock in (-measures.YEAR_SECONDS, measures.YEAR_SECONDS):
@@ -105,7 +110,7 @@ def restart(long: bool) -> None:  # noqa: FBT001
             row(name, "1 s", f"{p99(times):.2f} s p99 of {seeds}", p99(times) <= 1)
 
 
-def cost(long: bool) -> None:  # noqa: FBT001
+def cost(long: bool) -> None:
     """Merge rate, sizes, growth, drift."""
     rate = max(measures.entries_per_second() for _ in range(5))
     row("validated entries a second, one core", ">= 100,000", f"{rate:,.0f}", rate >= 100_000)
@@ -126,7 +131,7 @@ def cost(long: bool) -> None:  # noqa: FBT001
     row(f"in-flight drift after {tasks:,} tasks, {crashes:,} crashes", "0", f"{wrong + left}", wrong + left == 0)
 
 
-def schedules(long: bool) -> None:  # noqa: FBT001
+def schedules(long: bool) -> None:
     """Seeded schedules and fuzzed frames; scripts/sim runs any number of them."""
     seeds = 1_000_000 if long else 2_000
     with SmallLimits():

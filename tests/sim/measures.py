@@ -1,10 +1,10 @@
-"""What the replicated state promises in numbers, measured in the simulator. The benchmarks print them, the tests run short forms."""
+"""What the replicated state promises in numbers, measured in the simulator: benchmarks print them, tests run short forms."""
 
 import gc
 import math
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -27,7 +27,7 @@ YEAR_SECONDS = 365 * 24 * 3600.0
 
 
 @contextmanager
-def quiet_gc() -> Iterable[None]:  # type: ignore[misc]
+def quiet_gc() -> Iterator[None]:
     """Without the cyclic collector, which walks a million live objects again and again and finds nothing."""
     gc.collect()
     gc.disable()
@@ -118,7 +118,7 @@ def death_seconds(size: int, seed: int, *, silent: bool) -> float:
 
 
 def false_deaths(size: int, node_hours: float, *, seed: int = 1, loss: float = 0.0, frozen: int | None = None) -> int:
-    """How often a node that answers was declared dead; `frozen` stands still for 5 s of every 20 s and is not counted itself."""
+    """How often a node that answers was declared dead; `frozen` stands still for 5 s of every 20 s and doesn't count."""
     cluster = Cluster(size, f"false/{seed}", Weather(loss=loss))
     cluster.warm()
     cluster.run(1.0)
@@ -416,5 +416,3 @@ def _collect_ended(namespace: Namespace) -> None:
     for kind, name in [key for key in namespace.records if key[0] == VERDICT]:
         namespace.delete((TASK, name))
         namespace.delete((kind, name))
-
-

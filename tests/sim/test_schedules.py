@@ -9,7 +9,7 @@ from tests.sim.mutations import MUTATIONS, Mutation
 from tests.sim.schedules import SmallLimits, run_schedule
 
 SEEDS = 300
-SEEDS_MUTATED_MAX = 400
+SEEDS_MUTATED_MAX = 1500
 
 
 def run_all(seeds: range, *, converge: bool | None = None) -> Counter[str]:

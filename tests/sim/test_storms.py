@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_storms_end_in_equal_replicas_and_everybody_alive() -> None:
     faults: Counter[str] = Counter()
-    for seed in (0, 1, 2, 4, 5, 7, 8, 9, 12, 15, 16, 17, 18, 22, 24):
+    for seed in (0, 1, 2, 4, 5, 7, 8, 9, 12, 16, 17, 18, 24, 45, 48, 57):
         faults.update(run_storm(seed).faults)
 
     for fault in (
