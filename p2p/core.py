@@ -167,6 +167,7 @@ class Core:
         """The peer's stream is gone; `broken`: without having been closed by either side."""
         self._wake(now)
         if self.links.pop(peer, None) is not None and broken:
+            self._resets = {node: at for node, at in self._resets.items() if now - at < RESET_SECONDS}
             self._resets[peer] = now
             member = self.replica.members.get(peer)
             if member is not None and member.standing.liveness is not LEFT:

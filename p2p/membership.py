@@ -22,6 +22,7 @@ from p2p.sync import Sync
 from p2p.sync_wire import Rumour
 
 NEVER = float("inf")
+ACCUSERS_MAX = 16  # remembered of one suspicion; three are enough for the shortest
 VERIFIERS = 3  # of all that hear of an unknown member at second hand, so many dial it to see
 
 
@@ -176,7 +177,7 @@ class Membership:
         if suspicion is None or suspicion.standing != rumour.standing:
             return
         known = suspicion.accusers.get(rumour.accuser)
-        if known is not None and known >= rumour.refused:
+        if (len(suspicion.accusers) >= ACCUSERS_MAX) if known is None else known >= rumour.refused:
             return
         suspicion.accusers[rumour.accuser] = rumour.refused
         self.deadline = min(self.deadline, suspicion.deadline)

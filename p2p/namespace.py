@@ -48,6 +48,11 @@ class Written(Struct, frozen=True, gc=False):
     version: int
     record: Record | None
 
+    @property
+    def weight(self) -> int:
+        """Bytes it takes in a frame, at most."""
+        return self.record.weight if self.record is not None else RECORD_BYTES + name_bytes(self.key[1])
+
 
 class Judgement(Enum):
     """What is to be done with a part, decided before anything is changed."""

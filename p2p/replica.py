@@ -15,11 +15,16 @@ import msgspec
 from msgspec import Raw, Struct
 
 from p2p.lattice import ALIVE, DEAD, Grave, Standing, rises_from
-from p2p.namespace import RECORD_BYTES, Judgement, Namespace, Record, Written, name_bytes
-from p2p.sync_wire import BUCKETS, NIL, VALUE_BYTES_MAX, Change, Name, Part, Row
+from p2p.namespace import NAMESPACE_BYTES_MAX, RECORD_BYTES, Judgement, Namespace, Record, Written, name_bytes
+from p2p.sync_wire import BUCKETS, MEMBERS_MAX, NIL, VALUE_BYTES_MAX, Change, Name, Part, Row
 from p2p.wire import ProtocolViolation
 
 GRAVES_MAX = 10_000
+# What others may make this node hold: members, the records of one (twice what its writer may have, since old ones may lie
+# beside new ones where a delta was cut), and of all. Beyond it nothing is taken in; what is held stays right, only
+# incomplete.
+NAMESPACE_WEIGHT_MAX = 2 * NAMESPACE_BYTES_MAX
+REPLICA_WEIGHT_MAX = 256 << 20
 PART_BYTES = 80  # of a part around its changes, at most
 
 
@@ -45,6 +50,7 @@ class Joined(Enum):
     NEW = "something new"
     GAP = "changes before these are missing here"
     BURIED = "about a forgotten member, and not above its grave"
+    FULL = "more than this node is willing to hold"
 
 
 class Member(Struct, gc=True, weakref=False):
@@ -73,6 +79,7 @@ class Replica:
         self.members: dict[bytes, Member] = {}
         self.graves: dict[bytes, Grave] = {}  # oldest burial first, GRAVES_MAX at most
         self.roots = [0] * BUCKETS
+        self.weight = 0  # bytes of all records that others wrote, as they travel
         self._readers = schema.readers
 
     @property
@@ -97,6 +104,8 @@ class Replica:
         """
         member = self.members.get(node)
         if member is None:
+            if len(self.members) >= MEMBERS_MAX:
+                return False
             grave = self.graves.get(node)
             if grave is not None:
                 if not rises_from(grave, standing):
@@ -109,6 +118,7 @@ class Replica:
         member.standing = standing
         generation = standing.generation
         if generation.nonce != member.namespace.generation.nonce and generation > member.namespace.generation:
+            self.weight -= member.namespace.weight
             member.namespace = Namespace(generation)
         self._mark(member)
         return True
@@ -120,14 +130,20 @@ class Replica:
             return (Joined.BURIED if member is None else Joined.OLD), []
         namespace, generation = member.namespace, part.standing.generation
         judgement = namespace.judge(generation, part.since, part.upto, part.snapshot)
-        if judgement is Judgement.APPLY:
-            fresh = namespace.apply(changes, part.upto, part.floor)
+        if judgement in {Judgement.APPLY, Judgement.REPLACE}:
+            before = namespace.weight
+            added = sum(change.weight for change in changes)
+            kept = before if judgement is Judgement.APPLY else 0
+            if kept + added > NAMESPACE_WEIGHT_MAX or self.weight - before + kept + added > REPLICA_WEIGHT_MAX:
+                return Joined.FULL, []
+            fresh: list[Written] | None = None
+            if judgement is Judgement.APPLY:
+                fresh = namespace.apply(changes, part.upto, part.floor)
+            else:
+                member.namespace = namespace.replaced(generation, changes, part.upto, part.floor)
+            self.weight += member.namespace.weight - before
             self._mark(member)
             return Joined.NEW, fresh
-        if judgement is Judgement.REPLACE:
-            member.namespace = namespace.replaced(generation, changes, part.upto, part.floor)
-            self._mark(member)
-            return Joined.NEW, None
         return (Joined.GAP if judgement is Judgement.GAP else Joined.OLD), []
 
     def check(self, part: Part) -> list[Written]:
@@ -177,7 +193,7 @@ class Replica:
         changes, size = [], PART_BYTES
         cut = False
         for change in namespace.above(since):
-            size += change.record.weight if change.record is not None else RECORD_BYTES + name_bytes(change.key[1])
+            size += change.weight
             if size > budget and changes:
                 cut, upto = True, changes[-1].version
                 break
@@ -220,6 +236,7 @@ class Replica:
     def bury(self, node: bytes) -> None:
         """Forget a member but for its grave."""
         member = self.members.pop(node)
+        self.weight -= member.namespace.weight
         self.roots[bucket_of(node)] ^= member.mark
         self.graves.pop(node, None)
         self.graves[node] = Grave(member.standing.generation, member.standing.incarnation)

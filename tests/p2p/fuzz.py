@@ -7,11 +7,13 @@ import msgspec
 from msgspec import Raw
 
 from node.records import SCHEMA
+from p2p import replica
 from p2p.core import Core
 from p2p.effects import Close
 from p2p.lattice import ALIVE, DEAD, Generation, Standing
 from p2p.sync_wire import (
     BUCKETS,
+    MEMBERS_MAX,
     MESSAGES,
     Ack,
     Buckets,
@@ -103,6 +105,15 @@ def bend(frame: bytes, chance: random.Random) -> bytes:
     return msgspec.msgpack.encode([chance.randrange(12), [chance.randrange(9)] * chance.randrange(9)])
 
 
+def check_caps(core: Core) -> None:
+    """What is held of others is counted rightly and below its caps."""
+    others = [member for member in core.replica.members.values() if member is not core.me]
+    assert len(core.replica.members) <= MEMBERS_MAX
+    assert core.replica.weight == sum(member.namespace.weight for member in others) <= replica.REPLICA_WEIGHT_MAX
+    assert len(core.replica.graves) <= replica.GRAVES_MAX
+    assert all(member.namespace.flaw() is None for member in others)
+
+
 def fuzz(frames: int, seed: int) -> Counter[str]:
     """Throw frames at a node; it must live, keep its own records, and stay small.
 
@@ -127,8 +138,10 @@ def fuzz(frames: int, seed: int) -> Counter[str]:
             if before is not None:
                 assert before == (core.replica.root, core.me.namespace.records), f"frame {number} was refused but not whole"
             greet(core)
-        if number % 20_000 == 19_999 or len(core.replica.members) > 2000:
-            counts["largest replica"] = max(counts["largest replica"], len(core.replica.members))
+        if number % 20_000 == 19_999:
+            counts["most members"] = max(counts["most members"], len(core.replica.members))
+            counts["most bytes"] = max(counts["most bytes"], core.replica.weight)
+            check_caps(core)
             assert core.me.namespace.records.keys() == {(200, 1)}, f"a peer wrote into this node's records by frame {number}"
             core = target(chance)
     return counts

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from node.records import SCHEMA, TASK, VERDICT, Executor, TaskHeader, Terminal, Verdict
+from p2p import replica
 from p2p.core import Core
 from p2p.effects import Close, Effect
 from p2p.lattice import ALIVE, Generation, Standing
@@ -172,6 +173,16 @@ def test_frames_before_the_greeting_are_not_read() -> None:
 
     assert (core.violations.not_greeted, list(core.replica.members)) == (1, [NODE])
     greet(core)
+
+
+def test_what_others_make_a_node_hold_is_capped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica, "MEMBERS_MAX", 30)
+    monkeypatch.setattr(replica, "REPLICA_WEIGHT_MAX", 100)
+
+    counts = fuzz(20_000, seed=2)
+
+    assert counts["most members"] == 30
+    assert 50 < counts["most bytes"] <= 100
 
 
 def test_a_node_survives_frames_of_any_kind() -> None:
