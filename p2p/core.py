@@ -324,15 +324,17 @@ class Core:
 
     def _on_delta(self, peer: bytes, delta: Delta, now: float) -> None:
         checked = [self.replica.check(part) for part in delta.parts]
+        link = self.links[peer]
         for rumour in delta.rumours:
             self.membership.hear(rumour, peer, now)
+            link.rumours.pop((rumour.node, rumour.accuser), None)
         for part, changes in zip(delta.parts, checked, strict=True):
             self._learn(part.node, part.standing, peer, now)
             if part.node not in self.replica.members:
                 if part.standing.liveness < Liveness.DEAD:
                     self.sync.ask(peer, part.node, now)
                 continue
-            if part.node == self.node or not (part.changes or part.snapshot or part.upto):
+            if part.node == self.node or not self.sync.heard(peer, part):
                 continue
             fresh = self.sync.on_part(peer, part, changes, now)
             if fresh is None or fresh:

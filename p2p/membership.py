@@ -91,8 +91,10 @@ class Membership:
 
     # What is heard.
 
-    def learn(self, node: bytes, standing: Standing, source: bytes | None, now: float) -> bool:
-        """Join a standing told by a peer, or found out (None); True where it was news."""
+    def learn(self, node: bytes, standing: Standing, source: bytes | None, now: float, *, tell: bool = True) -> bool:
+        """Join a standing told by a peer, or found out (None); True where it was news. `tell`: push it; a rumour does so
+        itself.
+        """
         self._now = now
         if node == self._own:
             return self._answer(standing, now)
@@ -111,7 +113,8 @@ class Membership:
         elif standing.liveness >= DEAD:
             self._bereave(node, before, source, now)
         fresh = before is None or before.generation.nonce != standing.generation.nonce
-        self._sync.spread(node, member.version, source, now, introduce=fresh and source == node)
+        if tell:
+            self._sync.spread(node, member.version, source, now, introduce=fresh and source == node)
         self._outbox.add(Changed(node, None if fresh else ()))
         return True
 
@@ -121,7 +124,7 @@ class Membership:
         if rumour.node == self._own:
             self._answer(rumour.standing, now)
             return
-        self.learn(rumour.node, rumour.standing, source, now)
+        self.learn(rumour.node, rumour.standing, source, now, tell=False)
         self._accuse(rumour, source, now)
 
     def contact(self, node: bytes, now: float) -> None:
@@ -207,7 +210,7 @@ class Membership:
             self._links.close(node, "found dead")
             return
         accused = standing._replace(liveness=SUSPECT)
-        self.learn(node, accused, None, now)
+        self.learn(node, accused, None, now, tell=False)
         self._failed[node] = accused
         self._accuse(Rumour(node, accused, self._own, refused), None, now)
 

@@ -284,6 +284,8 @@ def _read(reader: _Reader, name: Name, value: bytes) -> object:
 
 
 def _check_changes(part: Part, changes: list[Written], last: int) -> None:
+    if not changes:
+        return
     if last > part.upto:
         raise ProtocolViolation("a change is above its part's end")
     if len({change.key for change in changes}) != len(changes):

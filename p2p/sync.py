@@ -98,8 +98,12 @@ class Sync:
         if not self._settings.push or (source is not None and len(self._replica.members) <= MESH_MAX):
             return
         for peer, link in self._links.items():
-            if peer != source and len(link.rumours) < RUMOURS_MAX:
+            if peer == source:
+                continue
+            if len(link.rumours) < RUMOURS_MAX:
                 link.rumours[rumour.node, rumour.accuser] = rumour
+            else:
+                link.pending.setdefault(rumour.node, self._replica.members[rumour.node].version)
         self._flush_soon(now)
 
     def tell(self, peer: bytes, node: bytes, since: int, now: float) -> None:
@@ -260,6 +264,16 @@ class Sync:
             link.pending[member.node] = 0
 
     # Deltas.
+
+    def heard(self, peer: bytes, part: Part) -> bool:
+        """A peer told of a member: what it says itself it need not be told. Whether its changes are of any use here."""
+        member = self._replica.members[part.node]
+        if part.standing != member.standing:
+            return part.standing.generation == member.standing.generation
+        link = self._links.get(peer)
+        if link is not None and part.upto >= member.version:
+            link.pending.pop(part.node, None)
+        return part.upto > member.version or part.snapshot
 
     def ask(self, peer: bytes, node: bytes, now: float) -> None:
         """Tell a peer how far a member's records, or its grave, are here; it sends what is missing, or learns."""
