@@ -6,7 +6,7 @@ The shell around it keeps streams, reads a clock and does as it is told:
     forever:
         do the effects: write frames, dial, close, wake whoever reads the view
         until core.deadline:  a frame of a peer came     -> effects = core.handle(peer, body, now)
-                              a stream opened, broke      -> effects = core.connected(peer, now), core.disconnected(peer, ...)
+                              a stream opened, broke      -> effects = core.connected(peer, now, ...), core.disconnected(...)
                               a dial failed               -> effects = core.dial_failed(target, ...)
         then                                              -> effects = core.tick(now)
 
@@ -21,7 +21,7 @@ from msgspec import Struct
 from p2p.effects import Chance, Changed, Clash, Effect, Outbox
 from p2p.lattice import ALIVE, LEFT, Generation, Liveness, Standing
 from p2p.links import Link, Links
-from p2p.membership import Membership
+from p2p.membership import DOUBLE, Membership
 from p2p.namespace import NamespaceFull, Written
 from p2p.overlay import Overlay
 from p2p.probes import Prober
@@ -109,6 +109,7 @@ class Core:
         self.deadline = 0.0
         self._last = 0.0
         self._resets: dict[bytes, float] = {}
+        self._contested_at: float | None = None
 
     # The shell's calls.
 
@@ -153,11 +154,13 @@ class Core:
             self.sync.flush(now)
         return self._done()
 
-    def connected(self, peer: bytes, now: float) -> list[Effect]:
-        """A stream to this peer is open; it takes the place of an older one."""
+    def connected(self, peer: bytes, now: float, *, address: str | None = None) -> list[Effect]:
+        """A stream to this peer is open, by that address if one was dialled; it takes the place of an older one."""
         self._wake(now)
+        if address is not None and address in self.overlay.join:
+            self.overlay.found[address] = peer
         before = self.links.get(peer)
-        held = before is not None and before.greeted and now - before.heard < self.settings.evidence_seconds
+        held = before is not None and now - before.answered < self.settings.evidence_seconds
         self.links[peer] = Link(peer, now)
         self._resets.pop(peer, None)
         self.outbox.send(peer, self._hello(peer, held))
@@ -292,7 +295,7 @@ class Core:
         if claim is not None:
             ours = self.me.standing.generation
             if claim.held and claim.generation.nonce != ours.nonce and not self._established_above(claim.generation):
-                self.outbox.add(Clash("another running node has this node's identity: its data directory was copied"))
+                self._contest(peer, now)
                 return
             liveness = Liveness.DEAD if claim.buried else claim.liveness
             self._learn(self.node, Standing(claim.generation, claim.incarnation, liveness), peer, now)
@@ -302,6 +305,17 @@ class Core:
         if self.replica.members.get(peer) is None:
             return  # buried here; it will come back with a higher incarnation, which our greeting made it take
         self.sync.compare(peer)
+
+    def _contest(self, peer: bytes, now: float) -> None:
+        """The peer had an answer, lately, from another life of this node: its last one, just ended, or a double's.
+
+        A life that ended answers nobody again, so whoever still says so after the time of the evidence means a double.
+        """
+        if self._contested_at is None:
+            self._contested_at = now
+        if now - self._contested_at > self.settings.evidence_seconds:
+            self.outbox.add(Clash(DOUBLE))
+        self.links.close(peer, "still has a stream to an earlier life of this node")
 
     def _established_above(self, generation: Generation) -> bool:
         return any(link.greeted for link in self.links.values()) and self.me.standing.generation > generation
@@ -320,6 +334,8 @@ class Core:
             return
         if ack.said is not None:
             self._learn(target, ack.said, peer, now)
+        if target == peer:
+            self.links[peer].answered = now
         self.membership.contact(target, now)
 
     def _on_delta(self, peer: bytes, delta: Delta, now: float) -> None:

@@ -17,6 +17,7 @@ class Link(Struct, weakref=False):
     opened: float
     greeted: bool = False
     heard: float = -1e9  # when its last frame came
+    answered: float = -1e9  # when it last answered a ping
     pending: dict[bytes, int] = field(default_factory=dict)
     rumours: dict[tuple[bytes, bytes], Rumour] = field(default_factory=dict)  # by member and accuser
     asks: dict[bytes, None] = field(default_factory=dict)  # members of which the peer is to be told how far we are

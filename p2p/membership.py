@@ -23,6 +23,9 @@ from p2p.sync_wire import Rumour
 
 NEVER = float("inf")
 ACCUSERS_MAX = 16  # remembered of one suspicion; three are enough for the shortest
+LIVES_MAX = 16  # other lives of this node that are remembered
+RAISED_MAX = 2  # times that a life may be found at a higher counter
+DOUBLE = "another running node has this node's identity: its data directory was copied"
 VERIFIERS = 3  # of all that hear of an unknown member at second hand, so many dial it to see
 
 
@@ -60,6 +63,7 @@ class Membership:
         prober.said = self.said
         prober.failed = self._probe_failed
         self.deadline = NEVER  # when `tick` has something to do, at the latest
+        self._outbid: dict[int, int] = {}  # by nonce of another life of this node, how often it had to be outbid
         self._now = 0.0
 
     # What is believed.
@@ -233,6 +237,9 @@ class Membership:
             if claim.generation.counter >= COUNTER_MAX:
                 self._outbox.add(Clash("another node claims this node's identity with the highest generation there is"))
                 return False
+            if self._lives_on(claim.generation) and ours.generation.nonce > claim.generation.nonce:
+                self._outbox.add(Clash(DOUBLE))
+                return False
             generation = Generation(claim.generation.counter + 1, ours.generation.nonce)
             member.namespace.begin_anew(generation)
             member.standing = Standing(generation, 0, ours.liveness)
@@ -246,6 +253,21 @@ class Membership:
         self._sync.spread(self._own, since, None, now)
         self._outbox.add(Changed(self._own, ()))
         return True
+
+    def _lives_on(self, other: Generation) -> bool:
+        """Whether another life of this node raised its counter again and again when it was outbid, as only a running double
+        does.
+
+        What is left of a life that ended may be found at two counters, if that life had to outbid another one itself.
+
+        Of two that find each other out the one with the larger nonce stops, so that exactly one does.
+        """
+        if other.nonce == self._replica.members[self._own].standing.generation.nonce:
+            return False
+        raised = self._outbid.get(other.nonce, 0)
+        if raised or len(self._outbid) < LIVES_MAX:
+            self._outbid[other.nonce] = raised + 1
+        return raised >= RAISED_MAX
 
     def leave(self, now: float) -> None:
         """Say goodbye; from now on nothing that is said of this node is refuted."""

@@ -46,6 +46,7 @@ class Overlay:
         self._tries: dict[bytes, float] = {}  # when a member may be dialled next
         self._heals = 0
         self.join: list[str] = []  # addresses that were given to this node
+        self.found: dict[str, bytes] = {}  # who answered at them
         self.book: dict[bytes, None] = {}  # forgotten members, the longest first; the shell keeps their addresses
         # Members whose streams must stay, with the number of reasons. They come on top, and both ends have to watch.
         self.watched: dict[bytes, int] = {}
@@ -129,6 +130,7 @@ class Overlay:
         stays random, whatever it grew from.
         """
         self._heals += 1
+        self._knock()
         if not self.mesh and self._heals % self._settings.stroll_rounds == 0:
             self._dial_one(self._strangers())
         if self._chance.random() * self._membership.live < HEALERS:
@@ -138,12 +140,18 @@ class Overlay:
             lost += [node for node in self.book if node not in self._links]
             if not self._links:
                 lost += self._strangers()
-            self._dial_one([*lost, *self.join])
+            self._dial_one(lost)
 
     def _knock(self) -> None:
-        """Alone: dial the addresses that were given to this node, some at a time in turn."""
-        turn, self.join = self.join[:MESH_DIALS], self.join[MESH_DIALS:]
-        self.join += turn
+        """Dial given addresses behind which no live member was found yet, some at a time in turn."""
+        members = self._replica.members
+        missing = []
+        for address in self.join:
+            member = members.get(self.found.get(address, b""))
+            if member is None or member.standing.liveness >= DEAD:
+                missing.append(address)
+        turn = missing[:MESH_DIALS]
+        self.join = [address for address in self.join if address not in turn] + turn
         for address in turn:
             self._outbox.add(Dial(address))
 

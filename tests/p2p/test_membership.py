@@ -107,9 +107,24 @@ def test_a_generation_that_can_not_be_outbid_is_a_clash() -> None:
 def test_a_newcomer_stops_when_its_double_is_there() -> None:
     core = node()
 
-    effects = greeted(core, claim=Claim(Generation(3, 77), 0, False, ALIVE, True))
+    held = Claim(Generation(3, 77), 0, False, ALIVE, True)
 
-    assert any(isinstance(effect, Clash) for effect in effects)
+    assert not any(isinstance(effect, Clash) for effect in greeted(core, claim=held)), "its own last life may have just ended"
+    assert not core.links
+    assert any(isinstance(effect, Clash) for effect in greeted(core, claim=held, now=4.0))
+
+
+def test_two_doubles_that_outbid_each_other_find_it_out_and_one_of_them_stops() -> None:
+    one, other = (
+        Core(NODE, Generation(5, nonce), cluster=CLUSTER, schema=Schema({}), chance=random.Random(1)) for nonce in (5, 6)
+    )
+    stopped: list[int] = []
+    for _ in range(3):
+        for core, double in ((one, other), (other, one)):
+            core.membership.learn(NODE, double.me.standing, PEER, 0.0)
+            stopped += [core.me.standing.generation.nonce for e in core.outbox.take() if isinstance(e, Clash)]
+
+    assert set(stopped) == {6}
 
 
 def test_of_two_established_doubles_the_lower_generation_stops() -> None:
@@ -118,7 +133,10 @@ def test_of_two_established_doubles_the_lower_generation_stops() -> None:
         greeted(core)
 
     assert not any(isinstance(e, Clash) for e in greeted(high, THIRD, claim=Claim(Generation(3, 77), 0, False, ALIVE, True)))
-    assert any(isinstance(e, Clash) for e in greeted(low, THIRD, claim=Claim(Generation(9, 77), 0, False, ALIVE, True)))
+    greeted(low, THIRD, claim=Claim(Generation(9, 77), 0, False, ALIVE, True))
+    assert any(
+        isinstance(e, Clash) for e in greeted(low, THIRD, claim=Claim(Generation(9, 77), 0, False, ALIVE, True), now=4.0)
+    )
 
 
 def test_who_said_goodbye_refutes_nothing_more() -> None:

@@ -70,7 +70,9 @@ class Cluster:
         self.watch_changes: Callable[[int, Changed], None] | None = None
         self.after_delivery: Callable[[int, int], None] | None = None
         self.network.deliver = self._deliver
-        self.network.opened = lambda place, peer: self._call(place, lambda core, now: core.connected(self.names[peer], now))
+        self.network.opened = lambda place, peer: self._call(
+            place, lambda core, now: core.connected(self.names[peer], now, address=str(peer))
+        )
         self.network.ended = self._ended
         self.network.failed = self._failed
 
