@@ -63,6 +63,7 @@ class Overlay:
         """Begin at random moments."""
         self.link_at = now + self._chance.random() * SECOND
         self.heal_at = now + self._chance.random() * self._settings.heal_seconds
+        self._heals = self._chance.randrange(self._settings.stroll_rounds)
         self._tries.clear()
         self._knock()
 

@@ -31,7 +31,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     flush_seconds_mesh: float = 0.02
     flush_seconds_overlay: float = 0.05
     heal_seconds: float = 5.0
-    stroll_rounds: int = 12  # every so many heal rounds a member of an overlay takes a new random stream
+    stroll_rounds: int = 24  # every so many heal rounds a member of an overlay takes a new random stream
     freeze_seconds: float = 1.0  # a gap from which on timers are pushed on
     lag_seconds: float = 0.2  # a gap from which on this node thinks less of its own health
     sleep_seconds: float = 5.0  # a gap after which everything starts over
