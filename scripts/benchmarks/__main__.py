@@ -8,6 +8,7 @@ BENCHMARKS = {
     "decode_engine": "what the engine adds to decoding: its steps against BatchGenerator's, in one process",
     "chat": "second turn, streams and cancels while a long prompt prefills",
     "http": "tokens a second through HTTP with the fake engine; time to first token that HTTP adds",
+    "replication": "the replicated state in virtual time: spreading, idle traffic, deaths, heals, cost (--long: hours)",
     "transport": "libp2p between two processes beside plain TCP; the relay of 64 engine slots",
     "startup": "start to first token; memory of the node process",
     "mlx_lm_server": "the ratio to mlx_lm.server, as a user gets it and with the same BLAS and dtypes",
@@ -18,7 +19,9 @@ def main() -> None:
     """Run what was asked for, one after the other."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description="Print the figures that the documents claim.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run (none: all); `list` names them")
-    names = parser.parse_args().names
+    parser.add_argument("--long", action="store_true", help="replication: as many samples as its claims are made of")
+    options = parser.parse_args()
+    names = options.names
     if names == ["list"]:
         for name, what in BENCHMARKS.items():
             print(f"{name:14} {what}")
@@ -27,7 +30,8 @@ def main() -> None:
         parser.error(f"no benchmark is called {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
     for name in names or BENCHMARKS:
         print(f"== {name}: {BENCHMARKS[name]}", flush=True)
-        importlib.import_module(f"scripts.benchmarks.{name}").main()
+        main = importlib.import_module(f"scripts.benchmarks.{name}").main
+        main(options.long) if name == "replication" else main()
 
 
 if __name__ == "__main__":

@@ -1,15 +1,10 @@
-"""Every number that is claimed of the replicated state: `python scripts/benchmarks/replication.py [--long] [NAME...]`.
+"""Every number that is claimed of the replicated state: `scripts/bench replication [--long]`.
 
 Without --long it takes some minutes and uses fewer samples; with it, hours. Each line is a row of the table.
 """
 
-import argparse
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.p2p.fuzz import fuzz
 from tests.sim import measures
@@ -152,19 +147,11 @@ PARTS: dict[str, Callable[[bool], None]] = {
 }
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[*PARTS, []], help="parts of the table (all)")
-    parser.add_argument("--long", action="store_true", help="as many samples as the claims are made of")
-    arguments = parser.parse_args()
+def main(long: bool = False) -> None:
+    """Print the table; `long` takes as many samples as the claims are made of."""
     print("| what | promised | measured | kept |\n| --- | --- | --- | --- |")
     with measures.quiet_gc():
-        for name in arguments.names or PARTS:
+        for name, part in PARTS.items():
             begun = time.perf_counter()
-            PARTS[name](arguments.long)
+            part(long)
             print(f"<!-- {name}: {time.perf_counter() - begun:.0f} s -->", flush=True)
-
-
-if __name__ == "__main__":
-    main()
