@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import signal
 from collections.abc import Awaitable, Callable
 
 import hypothesis
@@ -10,6 +11,9 @@ import trio
 from trio.testing import MockClock
 
 ASYNC_TEST_SECONDS_MAX = 100.0
+
+# Started in the background of a shell, a process ignores Ctrl-C, and so would every child that a test sends it to.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("shoal", deadline=None)
