@@ -16,9 +16,8 @@ Pure: the clock is an argument, randomness comes from the source that was passed
 """
 
 import msgspec
-from msgspec import Struct
 
-from p2p.effects import Chance, Changed, Clash, Effect, Outbox
+from p2p.effects import Chance, Changed, Clash, Effect, Outbox, Violations
 from p2p.lattice import ALIVE, LEFT, Generation, Liveness, Standing
 from p2p.links import Link, Links
 from p2p.membership import DOUBLE, Membership
@@ -43,8 +42,8 @@ from p2p.sync_wire import (
     Ping,
     PingRequest,
     Root,
-    Row,
     Summary,
+    check_rows,
 )
 from p2p.wire import ProtocolViolation
 
@@ -52,14 +51,6 @@ RESET_SECONDS = 5.0  # a refused dial so soon after a broken stream means that t
 RECORDS_RESERVE = 48 << 10  # bytes of the namespace that only urgent records may take
 
 __all__ = ["Core", "NamespaceFull"]
-
-
-class Violations(Struct):
-    """Why streams were ended, counted."""
-
-    bad_frame: int = 0
-    bad_hello: int = 0
-    not_greeted: int = 0
 
 
 class Core:
@@ -258,7 +249,7 @@ class Core:
         elif isinstance(message, Buckets):
             self.sync.on_buckets(peer, message)
         elif isinstance(message, Summary):
-            self._check_rows(message.rows)
+            check_rows(message.rows)
             self.sync.on_summary(peer, message, lambda node, standing, of: self._learn(node, standing, of, now), now)
         elif isinstance(message, Delta):
             self._on_delta(peer, message, now)
@@ -358,11 +349,6 @@ class Core:
 
     def _learn(self, node: bytes, standing: Standing, source: bytes, now: float) -> bool:
         return self.membership.learn(node, standing, source, now)
-
-    @staticmethod
-    def _check_rows(rows: list[Row]) -> None:
-        if len({row.node for row in rows}) != len(rows):
-            raise ProtocolViolation("a summary names one member twice")
 
     # Time.
 

@@ -93,3 +93,11 @@ def shuffled(items: list[bytes], chance: Chance) -> list[bytes]:
         j = int(chance.random() * (i + 1))
         result[i], result[j] = result[j], result[i]
     return result
+
+
+class Violations(Struct):
+    """Why streams were ended, counted."""
+
+    bad_frame: int = 0
+    bad_hello: int = 0
+    not_greeted: int = 0

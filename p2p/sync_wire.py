@@ -21,7 +21,7 @@ from typing import Annotated
 from msgspec import Meta, Raw, Struct
 
 from p2p.lattice import Generation, Liveness, Standing
-from p2p.wire import FrameCodec
+from p2p.wire import FrameCodec, ProtocolViolation
 
 PROTOCOL_VERSION = 1
 
@@ -174,3 +174,9 @@ class Nack(Struct, frozen=True, array_like=True, tag=9, gc=False):
 
 Message = Hello | Root | Buckets | Summary | Delta | Ping | Ack | PingRequest | Nack
 MESSAGES: FrameCodec[Message] = FrameCodec(Message, FRAME_BYTES_MAX)
+
+
+def check_rows(rows: list[Row]) -> None:
+    """Raises: ProtocolViolation where a summary says two things of one member."""
+    if len({row.node for row in rows}) != len(rows):
+        raise ProtocolViolation("a summary names one member twice")
