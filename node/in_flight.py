@@ -1,6 +1,7 @@
 """How many tasks each instance has in flight: the size of a set, kept up change by change.
 
 In flight is a task without a verdict whose home and whose attempt's executors are of boots that run and are not held for dead.
+A task that waits at its home has no executors yet, and counts for no instance.
 Nothing is added on submission and taken off at the end, so nothing can be lost, repeated or left over: a crash takes a node's
 tasks out because their boot is gone, a false suspicion leaves them in, and a finished task has a verdict.
 """
@@ -18,8 +19,12 @@ Believe = Callable[[bytes], Liveness | None]
 
 
 def counts_in_flight(header: TaskHeader, *, ended: bool, home: int, running: Callable[[int], bool]) -> bool:
-    """Whether a task is in flight; `home` is its home's boot, `running` tells of a boot whether it is there and not dead."""
-    return not ended and running(home) and all(running(executor.boot) for executor in header.executors)
+    """Whether a task is in flight at its header's instance.
+
+    `home` is its home's boot, `running` tells of a boot whether it is there and not dead.
+    """
+    executors = header.executors
+    return not ended and bool(executors) and running(home) and all(running(executor.boot) for executor in executors)
 
 
 class Boots:

@@ -91,11 +91,14 @@ class ShardPhase(IntEnum):
 
 
 class TaskHeader(Struct, frozen=True, array_like=True, gc=False):
-    """`task/<number>`, by the home: where its present attempt runs. A higher attempt fences everything of lower ones."""
+    """`task/<number>`, by the home: where its present attempt runs. A higher attempt fences everything of lower ones.
+
+    Without executors the task waits at its home, and `instance` means nothing.
+    """
 
     attempt: Small
     instance: InstanceId
-    executors: Annotated[tuple[Executor, ...], Meta(min_length=1, max_length=RANKS_MAX)]
+    executors: Annotated[tuple[Executor, ...], Meta(max_length=RANKS_MAX)]
     prompt_tokens: Small
     max_tokens: Small
     deadline: Small  # seconds from its beginning, on the home's clock
@@ -140,6 +143,9 @@ class RunnerRecord(Struct, frozen=True, array_like=True, gc=False):
     detail: Reason = ""
     done: Large = 0  # of `total` bytes, while loading
     total: Large = 0
+    slots: Small = 0  # requests that it works on at once; 0: not known yet
+    context: Small = 0  # prompt + answer tokens of one request; 0: not known yet
+    since: Large = 0  # when it came into this phase, Unix seconds of its node's clock; for people
 
 
 class PlaceSpec(Struct, frozen=True, array_like=True, gc=False):
@@ -163,6 +169,7 @@ class ShardRecord(Struct, frozen=True, array_like=True, gc=False):
     spec: PlaceSpec
     epoch: Small = 0  # of the group, told by rank 0; an older one is ignored
     reason: Reason = ""
+    created: Large = 0  # Unix seconds of its node's clock; for people
 
 
 class Want(Struct, frozen=True, array_like=True, gc=False):

@@ -97,9 +97,11 @@ def status(task: Task) -> Status:
     """The verdict wherever there is one; else as far as the ranks are."""
     if task.verdict is not None:
         return Status(int(task.verdict.status))
-    if task.cancelled or (task.ranks and all(is_done(phase) for phase in task.ranks)):
+    if not task.ranks:  # it waits at its home
+        return Status.PENDING
+    if task.cancelled or all(is_done(phase) for phase in task.ranks):
         return Status.SETTLING
-    furthest = max((phase or 0 for phase in task.ranks), default=0)
+    furthest = max(phase or 0 for phase in task.ranks)
     return Status(min(furthest, Status.RUNNING))
 
 
@@ -119,10 +121,13 @@ def in_flight(task: Task, *, home_alive: bool, executors_alive: bool) -> bool:
 def settle(task: Task, *, timed_out: bool, reason: str = "") -> Verdict | None:
     """The verdict that the home now writes; None while there is nothing to say, and for ever once it is said.
 
-    Only the last rank's end makes a task complete: while one rank is missing, the others' ok is not the task's.
+    Only the last rank's end makes a task complete: while one rank is missing, the others' ok is not the task's. A task that
+    waits at its home has no rank whose end would have to be awaited.
     """
     if task.verdict is not None:
         return None
+    if task.cancelled and not task.ranks:
+        return Verdict(Terminal.CANCELLED, reason)
     if not task.ranks or not all(is_done(phase) for phase in task.ranks):
         return Verdict(Terminal.TIMED_OUT, reason) if timed_out else None
     if all(phase is RankPhase.OK for phase in task.ranks):

@@ -75,8 +75,8 @@ class TaskView(Struct, frozen=True):
     header: TaskHeader
     state: Task
     status: Status
-    executors: tuple[bytes | None, ...]  # by rank; None: that boot is gone
-    in_flight: bool
+    executors: tuple[bytes | None, ...]  # by rank; None: that boot is gone; none at all while the task waits at its home
+    in_flight: bool  # at its instance
     reason: str
 
 

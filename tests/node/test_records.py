@@ -8,10 +8,13 @@ from node.records import (
     SCHEMA,
     Executor,
     Gauge,
+    PlaceSpec,
     RankPhase,
     RankReport,
     RunnerPhase,
     RunnerRecord,
+    ShardPhase,
+    ShardRecord,
     TaskHeader,
     Terminal,
     Verdict,
@@ -35,7 +38,6 @@ def test_sizes() -> None:
 @pytest.mark.parametrize(
     ("kind", "value"),
     [
-        (records.TASK, [0, 1, [], 1, 1, 1]),
         (records.TASK, [0, 1, [[1, 1]] * 65, 1, 1, 1]),
         (records.TASK, [-1, 1, [[1, 1]], 1, 1, 1]),
         (records.RANK, [0, ""]),
@@ -53,9 +55,24 @@ def test_values_out_of_bounds_are_refused(kind: int, value: object) -> None:
 
 
 def test_fields_of_tomorrow_do_not_disturb() -> None:
-    decoded = SCHEMA.readers[records.RUNNER].value.decode(msgspec.msgpack.encode([1, 4, 7, 0, "", 0, 0, "new"]))
+    decoded = SCHEMA.readers[records.RUNNER].value.decode(msgspec.msgpack.encode([1, 4, 7, 0, "", 0, 0, 0, 0, 0, "new"]))
 
     assert decoded == RunnerRecord(1, RunnerPhase.READY, 7, 0)
+
+
+def test_fields_of_yesterday_are_enough() -> None:
+    spec = [1, "hash", "m", [1]]
+    runner = SCHEMA.readers[records.RUNNER].value.decode(msgspec.msgpack.encode([1, 4, 7, 0]))
+    shard = SCHEMA.readers[records.SHARD].value.decode(msgspec.msgpack.encode([2, 0, spec, 0, ""]))
+
+    assert runner == RunnerRecord(1, RunnerPhase.READY, 7, 0, "", 0, 0, slots=0, context=0, since=0)
+    assert shard == ShardRecord(ShardPhase.READY, 0, PlaceSpec(1, "hash", "m", (1,)), created=0)
+
+
+def test_a_header_without_executors_is_a_task_that_waits() -> None:
+    decoded = SCHEMA.readers[records.TASK].value.decode(msgspec.msgpack.encode([0, 0, [], 1, 1, 1]))
+
+    assert decoded == TaskHeader(0, 0, (), 1, 1, 1)
 
 
 def test_kinds_are_distinct_and_all_have_a_schema() -> None:

@@ -100,6 +100,15 @@ def test_status_follows_the_ranks(ranks: tuple[RankPhase | None, ...], expected:
     assert status(fold(TWO, None, cancelled=False, reports=reports)) is expected
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_task_that_waits_at_its_home_is_pending_until_its_verdict(cancelled: bool) -> None:
+    waiting = fold(TaskHeader(0, 0, (), 10, 10, 60), None, cancelled=cancelled, reports={})
+
+    assert status(waiting) is Status.PENDING
+    assert settle(waiting, timed_out=True) == Verdict(Terminal.CANCELLED if cancelled else Terminal.TIMED_OUT)
+    assert settle(waiting, timed_out=False) == (Verdict(Terminal.CANCELLED) if cancelled else None)
+
+
 def test_statuses_as_people_see_them() -> None:
     assert [state.shown for state in Status] == [
         *("pending", "pending", "running", "running"),

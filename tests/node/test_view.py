@@ -91,6 +91,16 @@ def test_a_task_from_its_beginning_to_its_end(cluster: Cluster) -> None:
     assert seen() == (Status.COMPLETE, {})
 
 
+def test_a_task_that_waits_at_its_home_counts_for_no_instance(cluster: Cluster) -> None:
+    cluster.write(0, (TASK, 1), TaskHeader(0, 0, (), 10, 10, 60))
+    cluster.run(0.1)
+
+    seen = view(cluster, 1)
+    waiting = seen.tasks[TaskId(boot(cluster, 0), 1)]
+    assert (waiting.status, waiting.executors, waiting.in_flight, seen.in_flight) == (Status.PENDING, (), False, {})
+    assert truth(cluster, 1) == {}
+
+
 def test_a_report_counts_only_from_the_executor_that_the_header_names(cluster: Cluster) -> None:
     task = TaskId(boot(cluster, 0), 1)
     cluster.write(0, (TASK, 1), header(cluster, 1, attempt=1))
@@ -200,7 +210,9 @@ def drift(seed: int, steps: int) -> int:
     wrong = 0
     for step in range(steps):
         place, roll = chance.randrange(4), chance.random()
-        if roll < 0.4:
+        if roll < 0.1:
+            cluster.write(place, (TASK, chance.randrange(40)), header(cluster, attempt=step))
+        elif roll < 0.4:
             cluster.write(place, (TASK, chance.randrange(40)), header(cluster, chance.randrange(4), attempt=step))
         elif roll < 0.6:
             cluster.write(place, (VERDICT, chance.randrange(40)), Verdict(Terminal.COMPLETE))
