@@ -8,6 +8,7 @@ A boot is named by its nonce alone (64 random bits, new with every start): a tas
 counter to outbid an earlier life orphans nothing.
 """
 
+import re
 from enum import IntEnum
 from typing import Annotated, NamedTuple
 
@@ -31,12 +32,25 @@ Reason = Annotated[str, Meta(max_length=REASON_BYTES_MAX)]
 ModelHash = Annotated[str, Meta(min_length=1, max_length=64)]
 Text = Annotated[str, Meta(max_length=256)]
 
+_TASK_ID = re.compile(r"([0-7][0-9a-f]{15})-(0|[1-9][0-9]{0,17})", re.ASCII)
+
 
 class TaskId(NamedTuple):
     """A task of one boot of its home; unique without asking anybody."""
 
     home: int  # nonce of the home's boot
     number: int
+
+    @property
+    def text(self) -> str:
+        """As people and programs outside name it."""
+        return f"{self.home:016x}-{self.number}"
+
+    @staticmethod
+    def parse(text: str) -> "TaskId | None":
+        """The id that a text names; None where it is none."""
+        found = _TASK_ID.fullmatch(text)
+        return TaskId(int(found[1], 16), int(found[2])) if found is not None else None
 
 
 class Executor(NamedTuple):
@@ -93,7 +107,7 @@ class ShardPhase(IntEnum):
 class TaskHeader(Struct, frozen=True, array_like=True, gc=False):
     """`task/<number>`, by the home: where its present attempt runs. A higher attempt fences everything of lower ones.
 
-    Without executors the task waits at its home, and `instance` means nothing.
+    Without executors the task waits at its home, `instance` means nothing, and `model` says for which model.
     """
 
     attempt: Small
@@ -102,6 +116,7 @@ class TaskHeader(Struct, frozen=True, array_like=True, gc=False):
     prompt_tokens: Small
     max_tokens: Small
     deadline: Small  # seconds from its beginning, on the home's clock
+    model: Text = ""  # by name; needed only where no instance tells it
 
 
 class RankReport(Struct, frozen=True, array_like=True, gc=False):

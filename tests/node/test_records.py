@@ -16,6 +16,7 @@ from node.records import (
     ShardPhase,
     ShardRecord,
     TaskHeader,
+    TaskId,
     Terminal,
     Verdict,
 )
@@ -73,6 +74,18 @@ def test_a_header_without_executors_is_a_task_that_waits() -> None:
     decoded = SCHEMA.readers[records.TASK].value.decode(msgspec.msgpack.encode([0, 0, [], 1, 1, 1]))
 
     assert decoded == TaskHeader(0, 0, (), 1, 1, 1)
+
+
+@pytest.mark.parametrize("task", [TaskId(0, 0), TaskId((1 << 63) - 1, 12), TaskId(0xABC, 10**15)])
+def test_a_task_has_one_name_outside(task: TaskId) -> None:
+    assert TaskId.parse(task.text) == task
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "0-1", "00000000000000ab", "00000000000000AB-1", "00000000000000ab-01", "f0000000000000ab-1"]
+)
+def test_what_is_no_task_is_none(text: str) -> None:
+    assert TaskId.parse(text) is None
 
 
 def test_kinds_are_distinct_and_all_have_a_schema() -> None:
