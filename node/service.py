@@ -7,6 +7,8 @@ from typing import Protocol
 from msgspec import Struct
 
 from inference.requests import Event, Request
+from node.documents import StateDocument, StateEvent, TaskDocument
+from node.replica_dump import ReplicaDump
 
 
 class ServedModel(Struct, frozen=True, kw_only=True):
@@ -69,3 +71,24 @@ class Service(Protocol):
 
         Raises: GenerateError from `__aenter__`, before anything was started.
         """
+
+
+class ClusterService(Protocol):
+    """What HTTP asks of a node about the cluster it is part of. All of it is answered from this node's own replica, at once."""
+
+    node_id: str
+
+    def state(self) -> StateDocument:
+        """The merged view."""
+
+    def dump(self) -> ReplicaDump:
+        """The raw replica; `node.dump_document` makes it readable, in whatever thread."""
+
+    def changes(self) -> AbstractAsyncContextManager[AsyncIterator[StateEvent]]:
+        """The whole state and then its changes, for ever. A slow reader is told once what changed meanwhile."""
+
+    def task(self, task_id: str) -> TaskDocument | None:
+        """One task of any node; None where there is none, or none any more."""
+
+    def cancel(self, task_id: str) -> str | None:
+        """Have a task of any node cancelled; its status by now, None where there is none. What has ended stays as it ended."""
