@@ -7,9 +7,9 @@ import sys
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
+from node.api_client import client_of
 from node.chat_client import ChatClient, ChatOptions, Message
-from node.config import Config, FlagValue, read
-from node.data_dir import running_node
+from node.config import FlagValue, read
 from node.errors import CommandError, UsageError
 
 PROMPT_CHARACTERS_MAX = 16 << 20
@@ -24,7 +24,7 @@ def chat(arguments: argparse.Namespace, flags: Mapping[str, FlagValue]) -> int:
 
     Raises: CommandError, ConfigError, UsageError.
     """
-    client = _client(arguments.url, read(flags))
+    client = ChatClient(client_of(arguments.url, read(flags)))
     options = ChatOptions(arguments.chat_model, _parameters(arguments))
     history: list[Message] = [{"role": "system", "content": arguments.system}] if arguments.system else []
     with contextlib.suppress(AttributeError, ValueError):
@@ -44,22 +44,6 @@ def chat(arguments: argparse.Namespace, flags: Mapping[str, FlagValue]) -> int:
         print()
         return EXIT_INTERRUPTED
     return 0
-
-
-def _client(url: str | None, config: Config) -> ChatClient:
-    """The node that is meant.
-
-    Raises: CommandError where none runs here.
-    """
-    key = config.api_keys[0] if config.api_keys else None
-    if url is not None:
-        return ChatClient(url, key)
-    node = running_node(config.data_dir)
-    if node is None:
-        raise CommandError(f"no node runs on {config.data_dir}: start one with `node start`, or name one with --api URL")
-    if node.api is None:
-        raise CommandError(f"the node on {config.data_dir} runs without HTTP (--api none)")
-    return ChatClient(node.api, key)
 
 
 def _parameters(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from node.api_client import ApiClient
 from node.chat_client import ChatClient, ChatOptions
 from node.errors import CommandError
 
@@ -61,7 +62,7 @@ def drained(answer: bytes) -> tuple[list[str], str | None]:
     """The pieces of a stream, and its finish reason."""
     pieces: list[str] = []
     with server(answer) as remote:
-        stream = ChatClient(remote.url).stream(MESSAGES, ChatOptions())
+        stream = ChatClient(ApiClient(remote.url)).stream(MESSAGES, ChatOptions())
         while True:
             try:
                 pieces.append(next(stream))
@@ -78,7 +79,7 @@ def test_a_stream_in_pieces() -> None:
 def test_what_is_asked() -> None:
     with server(response("200 OK", b'{"object": "chat.completion"}')) as remote:
         options = ChatOptions("m", {"max_tokens": 3})
-        document = ChatClient(remote.url + "/v1/", "sk-1").complete(MESSAGES, options)
+        document = ChatClient(ApiClient(remote.url + "/v1/", "sk-1")).complete(MESSAGES, options)
 
     assert document == {"object": "chat.completion"}
     assert remote.request.startswith(b"POST /v1/chat/completions ")
@@ -109,17 +110,17 @@ def test_what_is_asked() -> None:
 )
 def test_what_goes_wrong_is_one_sentence(answer: bytes, sentence: str) -> None:
     with server(answer) as remote, pytest.raises(CommandError) as caught:
-        list(ChatClient(remote.url).stream(MESSAGES, ChatOptions()))
+        list(ChatClient(ApiClient(remote.url)).stream(MESSAGES, ChatOptions()))
 
     assert str(caught.value).strip() == sentence.replace("URL", remote.url)
 
 
 def test_a_document_that_is_none() -> None:
     with server(response("200 OK", b"hello")) as remote, pytest.raises(CommandError, match="no completion"):
-        ChatClient(remote.url).complete(MESSAGES, ChatOptions())
+        ChatClient(ApiClient(remote.url)).complete(MESSAGES, ChatOptions())
 
 
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1", "http://", "http://127.0.0.1:99999", "127.0.0.1:x"])
 def test_what_is_no_url(url: str) -> None:
     with pytest.raises(CommandError, match="is no URL such as"):
-        ChatClient(url).complete(MESSAGES, ChatOptions())
+        ChatClient(ApiClient(url)).complete(MESSAGES, ChatOptions())
