@@ -13,13 +13,14 @@ from api import hygiene
 from api.body import BodyReader
 from api.bridge import Bridge, BridgeClosed, open_bridge
 from api.chat import Chat
+from api.cluster import ClusterRoutes
 from api.errors import ApiError, internal, stopping
 from api.exchange import Exchange, Respond, error_response
 from api.listen import ListenError, authority, listen, urls
 from api.models import Models
 from api.server import HttpServer
 from api.settings import ApiSettings, Draws
-from node.service import Service
+from node.service import ClusterService, Service
 
 _log = structlog.get_logger("api")
 
@@ -49,10 +50,22 @@ def find_route(routes: tuple[Route, ...], method: str, path: str) -> tuple[Route
     raise ApiError(404, "not_found", f"There is nothing at {path[:200]}.")
 
 
+def _cluster_routes(cluster: ClusterRoutes) -> tuple[Route, ...]:
+    return (
+        Route(re.compile("/cluster/state"), {"GET": cluster.state}),
+        Route(re.compile("/cluster/dump"), {"GET": cluster.dump}),
+        Route(re.compile("/cluster/events"), {"GET": cluster.events}),
+        Route(re.compile("/cluster/tasks/([^/]+)"), {"GET": cluster.task}),
+        Route(re.compile("/cluster/tasks/([^/]+)/cancel"), {"POST": cluster.cancel}),
+    )
+
+
 class Api:
     """What is asked over HTTP, answered from one service."""
 
-    def __init__(self, bridge: Bridge, service: Service, settings: ApiSettings, draws: Draws) -> None:
+    def __init__(
+        self, bridge: Bridge, service: Service, settings: ApiSettings, draws: Draws, cluster: ClusterService | None
+    ) -> None:
         models = Models(bridge, service)
         bodies = BodyReader(settings.body_bytes_max, settings.bodies_bytes_max, settings.body_seconds)
         chat = Chat(bridge, service, bodies, settings, draws)
@@ -67,6 +80,7 @@ class Api:
             Route(re.compile("/v1/models/(.+)"), {"GET": models.one}),
             Route(re.compile("/healthz"), {"GET": models.healthy}, is_open=True),
             Route(re.compile("/readyz"), {"GET": models.ready}, is_open=True),
+            *(() if cluster is None else _cluster_routes(ClusterRoutes(bridge, cluster, settings))),
         )
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -120,10 +134,13 @@ async def serve(
     service: Service,
     settings: ApiSettings,
     *,
+    cluster: ClusterService | None = None,
     draws: Draws = Draws(),  # noqa: B008 - frozen
     task_status: trio.TaskStatus[tuple[str, ...]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """trio: serve HTTP until cancelled; reports started with the URLs once connections are accepted.
+
+    Without a `cluster` there is nothing at `/cluster`.
 
     Cancelled, it accepts nothing more, ends open answers with an error, and is gone within `close_seconds` and a moment.
 
@@ -134,7 +151,7 @@ async def serve(
     sockets = listen(settings.addresses, families_optional=settings.families_optional)
     found_urls = urls(sockets)
     async with open_bridge() as bridge:
-        api = Api(bridge, service, settings, draws)
+        api = Api(bridge, service, settings, draws, cluster)
 
         async def start() -> HttpServer:
             server = HttpServer(api.handle)
