@@ -90,6 +90,7 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     weight_bytes: Count  # in memory
     kv_step: Annotated[int, Meta(ge=1)] = 256  # positions by which a row's cache grows at once: what admission rounds up to
     token_characters_max: Count = 0  # of text that one token stands for; 0: not known
+    tokens_per_second: Count = 0  # of one row alone, as measured when it was loaded; 0: not known
 
 
 class Ready(Struct, frozen=True, array_like=True, tag="ready"):

@@ -70,6 +70,7 @@ class InFlight:
         self._replica = replica
         self.boots = Boots(replica, believe)
         self.counts: Counter[int] = Counter()  # by instance
+        self.changes = 0  # of any count
         self._headers: dict[TaskId, TaskHeader] = {}
         self._counted: dict[TaskId, int] = {}  # the instance for which a task is counted now
         self._concerned: dict[int, dict[TaskId, None]] = {}  # by boot, of homes and executors alike
@@ -132,6 +133,7 @@ class InFlight:
             if counts_in_flight(header, ended=ended, home=task.home, running=self.boots.running):
                 instance = header.instance
         before = self._counted.pop(task, None)
+        self.changes += before != instance
         if before is not None:
             self.counts[before] -= 1
             if not self.counts[before]:

@@ -80,35 +80,71 @@ class TaskView(Struct, frozen=True):
     reason: str
 
 
+class Roster(Struct, frozen=True):
+    """Who and what is there: the cluster without its tasks, which change far more often."""
+
+    nodes: Mapping[bytes, NodeView]
+    runners: tuple[RunnerView, ...]
+    instances: Mapping[int, Instance]
+
+    def candidates(self, model_hash: str) -> list[Instance]:
+        """Ready instances of a model, all of whose nodes are alive and take new work."""
+        return [
+            instance
+            for instance in self.instances.values()
+            if instance.phase is Phase.READY
+            and instance.spec.model_hash == model_hash
+            and all(shard is not None and self._takes_work(shard.node) for shard in instance.shards)
+        ]
+
+    def _takes_work(self, node: bytes) -> bool:
+        seen = self.nodes.get(node)
+        return seen is not None and seen.liveness is ALIVE and not seen.draining
+
+
 class View(Struct, frozen=True):
     """The cluster at one moment."""
 
     own: bytes
-    nodes: Mapping[bytes, NodeView]
-    runners: tuple[RunnerView, ...]
-    instances: Mapping[int, Instance]
+    roster: Roster
     tasks: Mapping[TaskId, TaskView]
     wants: Mapping[str, Want]
     in_flight: Mapping[int, int]  # by instance, only those that have any
     digest: str
 
-    def candidates(self, model: str) -> list[Instance]:
-        """Ready instances of a model, by name or hash, all of whose nodes are alive and take new work."""
-        return [
-            instance
-            for instance in self.instances.values()
-            if instance.phase is Phase.READY
-            and model in {instance.spec.model, instance.spec.model_hash}
-            and all(shard is not None and self._takes_work(shard.node) for shard in instance.shards)
-        ]
+    @property
+    def nodes(self) -> Mapping[bytes, NodeView]:
+        """Members by name."""
+        return self.roster.nodes
+
+    @property
+    def runners(self) -> tuple[RunnerView, ...]:
+        """Runners of nodes that live."""
+        return self.roster.runners
+
+    @property
+    def instances(self) -> Mapping[int, Instance]:
+        """Instances that are not gone."""
+        return self.roster.instances
+
+    def candidates(self, model_hash: str) -> list[Instance]:
+        """See `Roster.candidates`."""
+        return self.roster.candidates(model_hash)
 
     def load(self, instance_id: int) -> int:
         """Tasks in flight at an instance."""
         return self.in_flight.get(instance_id, 0)
 
-    def _takes_work(self, node: bytes) -> bool:
-        seen = self.nodes.get(node)
-        return seen is not None and seen.liveness is ALIVE and not seen.draining
+
+def take_roster(replica: Replica, believe: Believe) -> Roster:
+    """Who and what is there at this moment."""
+    nodes = {node: _node(member, believe(node)) for node, member in replica.members.items()}
+    current = [member for member in replica.members.values() if member.current]
+    return Roster(
+        nodes,
+        tuple(runner for member in current if nodes[member.node].liveness < DEAD for runner in _runners(member)),
+        _instances(current, nodes),
+    )
 
 
 def take_view(own: bytes, replica: Replica, believe: Believe) -> View:
@@ -116,8 +152,8 @@ def take_view(own: bytes, replica: Replica, believe: Believe) -> View:
     boots = Boots(replica, believe)
     for node in replica.members:
         boots.learn(node)
-    nodes = {node: _node(member, believe(node)) for node, member in replica.members.items()}
-    live = [m for m in replica.members.values() if m.current and nodes[m.node].liveness < DEAD]
+    roster = take_roster(replica, believe)
+    live = [m for m in replica.members.values() if m.current and roster.nodes[m.node].liveness < DEAD]
     tasks = _tasks(live, boots)
     in_flight: dict[int, int] = {}
     for task in tasks.values():
@@ -125,9 +161,7 @@ def take_view(own: bytes, replica: Replica, believe: Believe) -> View:
             in_flight[task.header.instance] = in_flight.get(task.header.instance, 0) + 1
     return View(
         own=own,
-        nodes=nodes,
-        runners=tuple(runner for member in live for runner in _runners(member)),
-        instances=_instances([m for m in replica.members.values() if m.current], nodes),
+        roster=roster,
         tasks=tasks,
         wants=newest_wants(_wants(replica.members.values())),
         in_flight=in_flight,

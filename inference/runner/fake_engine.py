@@ -135,6 +135,7 @@ class FakeEngine:
             kv_step=settings.kv_step,
             weight_bytes=settings.weight_bytes,
             token_characters_max=vocabulary.TOKEN_CHARACTERS_MAX,
+            tokens_per_second=round(1 / settings.step_seconds) if settings.step_seconds else 0,
         )
 
     @property

@@ -81,6 +81,7 @@ class MlxEngine:
             kv_step=mlx_memory.KV_BLOCK_TOKENS,
             weight_bytes=loaded.shape.weight_bytes,
             token_characters_max=self._text.token_characters_max,
+            tokens_per_second=round(self.speed.decode),
         )
 
     @property
