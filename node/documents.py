@@ -144,8 +144,8 @@ class RemovedDocument(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class StateEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A step of the merged view: either all of it (`state`), or what became of it since the event before.
 
-    Entries that are new or changed are there whole, once, as they are by now; the lists at the top level (`in_flight`,
-    `unreachable`, `incompatible`) are there where they changed.
+    Entries that are new or changed are there whole, once, as they are by now; `in_flight`, `unreachable` and `incompatible` are
+    there, whole, where anything in them changed.
     """
 
     revision: int
@@ -158,4 +158,4 @@ class StateEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):
     in_flight: dict[str, int] | None = None
     unreachable: tuple[UnreachableDocument, ...] | None = None
     incompatible: tuple[IncompatibleDocument, ...] | None = None
-    removed: RemovedDocument = RemovedDocument()
+    removed: RemovedDocument | None = None

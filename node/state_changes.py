@@ -102,7 +102,7 @@ class Ledger:
         event = StateEvent(
             revision=self.revision,
             digest=state.digest,
-            removed=RemovedDocument(**{name: tuple(ids) for name, ids in removed.items()}),
+            removed=RemovedDocument(**{name: tuple(ids) for name, ids in removed.items()}) if removed else None,
         )
         wholes = {name: getattr(state, name) for name, whole in self._wholes.items() if whole.revision > seen}
         return structs.replace(event, **wholes, **{name: tuple(documents) for name, documents in changed.items()})
@@ -162,7 +162,7 @@ class StateChanges:
         """Bring the ledger up to date, if it isn't; all readers share what one of them has looked at."""
         await trio.sleep_until(max(self._looked_at + INTERVAL_SECONDS, trio.current_time()))
         if self._is_stale:
+            self._ledger.update(self._state())
             self._is_stale = False
             self._touched = trio.Event()
             self._looked_at = trio.current_time()
-            self._ledger.update(self._state())

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from api.app import serve
 from api.settings import ApiSettings, Draws
-from node.service import Service
+from node.service import ClusterService, Service
 from tests.api.memory_service import MemoryService
 
 HI = [{"role": "user", "content": "hi"}]
@@ -93,14 +93,16 @@ class Connection:
             return Reply(status, headers, b"".join([chunk async for chunk in self.chunks()]))
         return Reply(status, headers, await self._exactly(int(headers["content-length"])))
 
+    async def chunk(self) -> bytes:
+        """The next piece of a chunked body; none at its proper end."""
+        size = int((await self._until(b"\r\n"))[:-2], 16)
+        data = await self._exactly(size)
+        assert await self._exactly(2) == b"\r\n"
+        return data
+
     async def chunks(self) -> AsyncIterator[bytes]:
         """The pieces of a chunked body, up to its proper end."""
-        while True:
-            size = int((await self._until(b"\r\n"))[:-2], 16)
-            data = await self._exactly(size)
-            assert await self._exactly(2) == b"\r\n"
-            if size == 0:
-                return
+        while data := await self.chunk():
             yield data
 
     async def events(self) -> AsyncIterator[str]:
@@ -192,11 +194,16 @@ class Client:
 
 
 @asynccontextmanager
-async def serving(service: Service, draws: Draws | None = None, **settings: Any) -> AsyncIterator[Client]:  # noqa: ANN401
+async def serving(
+    service: Service,
+    draws: Draws | None = None,
+    cluster: ClusterService | None = None,
+    **settings: Any,  # noqa: ANN401
+) -> AsyncIterator[Client]:
     """The API over a service, on a port of its own."""
     settings.setdefault("addresses", (("127.0.0.1", 0),))
     async with trio.open_nursery() as nursery:
-        run = functools.partial(serve, service, ApiSettings(**settings), draws=draws or Draws())
+        run = functools.partial(serve, service, ApiSettings(**settings), cluster=cluster, draws=draws or Draws())
         if isinstance(service, MemoryService):
             nursery.start_soon(service.run)
         urls: tuple[str, ...] = await nursery.start(run)
