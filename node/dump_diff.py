@@ -44,7 +44,7 @@ def diff(ours: DumpDocument, theirs: DumpDocument) -> list[Difference]:
         a, b = our_members.get(node), their_members.get(node)
         if a is None or b is None:
             behind = Behind.OURS if a is None else Behind.THEIRS
-            found.append(Difference(_name(a or b), "member", _presence(a), _presence(b), behind))
+            found.append(Difference(_name(a, b), "member", _presence(a), _presence(b), behind))
         else:
             found += _members(a, b)
     return found
@@ -58,7 +58,7 @@ def lasting(ours: tuple[DumpDocument, DumpDocument], theirs: tuple[DumpDocument,
 
 
 def _members(a: MemberDocument, b: MemberDocument) -> list[Difference]:
-    name = _name(a)
+    name = _name(a, b)
     found: list[Difference] = []
     if _standing(a) != _standing(b):
         found.append(Difference(name, "standing", _standing_text(a), _standing_text(b), _lower(_standing(a) < _standing(b))))
@@ -101,9 +101,10 @@ def _lower(ours: bool) -> Behind:
     return Behind.OURS if ours else Behind.THEIRS
 
 
-def _name(member: MemberDocument | None) -> str:
-    assert member is not None
-    return member.node_id or member.node
+def _name(*members: MemberDocument | None) -> str:
+    """The peer id, if either side knows it."""
+    held = [member for member in members if member is not None]
+    return next((member.node_id for member in held if member.node_id is not None), held[0].node)
 
 
 def _presence(member: MemberDocument | None) -> str:

@@ -32,6 +32,11 @@ class Identity:
         return self.private_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
     @classmethod
+    def new(cls) -> "Identity":
+        """One that nobody had before."""
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
     def from_pem(cls, pem: bytes) -> "Identity":
         """Raises: ValueError where this is no unencrypted Ed25519 key in PEM."""
         try:
@@ -70,7 +75,7 @@ def load_or_create(path: Path) -> Identity:
 
 
 def _create(path: Path) -> Identity:
-    identity = Identity(Ed25519PrivateKey.generate())
+    identity = Identity.new()
     try:
         write_durably(path, identity.to_pem())
     except OSError as error:
