@@ -149,6 +149,36 @@ def _pull(arguments: argparse.Namespace) -> int:
     return pull(arguments.model_name, read(flags_of(arguments)).models_dir, arguments.json)
 
 
+def _define_status(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--api", dest="url", metavar="URL", help="the node to ask (default: the one on this data directory)")
+    parser.add_argument("--json", action="store_true", help="print one JSON document: GET /cluster/state")
+    for name in ("api-key", "data-dir"):
+        add_option(parser, BY_NAME[name])
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from node.cli_cluster import status  # noqa: PLC0415
+
+    return status(arguments, flags_of(arguments))
+
+
+def _define_dump(parser: argparse.ArgumentParser) -> None:
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--watch", action="store_true", help="print changes as they come; with --json one document a line")
+    ways.add_argument("--diff", metavar="URL", help="compare with the replica of the node at URL; exits 1 where they differ")
+    ways.add_argument("--peer", metavar="MULTIADDR", help="ask a peer over the p2p network, with no HTTP in between")
+    parser.add_argument("--api", dest="url", metavar="URL", help="the node to ask (default: the one on this data directory)")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    for name in ("api-key", "cluster", "cluster-key", "cluster-key-file", "data-dir"):
+        add_option(parser, BY_NAME[name])
+
+
+def _dump(arguments: argparse.Namespace) -> int:
+    from node.cli_cluster import dump  # noqa: PLC0415
+
+    return dump(arguments, flags_of(arguments))
+
+
 def _define_key(_parser: argparse.ArgumentParser) -> None:
     pass
 
@@ -162,9 +192,11 @@ def _key(_arguments: argparse.Namespace) -> int:
 
 COMMANDS: tuple[Command, ...] = (
     Command("start", "run this device's node until Ctrl-C or SIGTERM", _define_start, _start),
+    Command("status", "show the nodes, instances, runners and tasks of the cluster", _define_status, _status),
     Command("chat", "chat from the terminal", _define_chat, _chat),
     Command("models", "list the models on this device, and which of them are loaded", _define_models, _models),
     Command("pull", "fetch a model to this device", _define_pull, _pull),
+    Command("dump", "show the raw replicated state, compare it, or watch it change", _define_dump, _dump),
     Command("key", "print a new cluster key of 256 bits", _define_key, _key),
 )
 
