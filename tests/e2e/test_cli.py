@@ -63,7 +63,7 @@ def test_key_prints_a_key_and_nothing_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["strat"], ["no command 'strat'", "did you mean start?"]),
+        (["strat"], ["no command 'strat'", "did you mean start or status?"]),
         (["zzz"], ["no command 'zzz'", "node --help"]),
         (["start", "--max-wating", "3"], ["no option --max-wating", "--max-waiting"]),
         (["start", "--max-wating=3"], ["no option --max-wating", "--max-waiting"]),
@@ -106,7 +106,7 @@ def test_one_program_under_three_names(command: list[str], tmp_path: Path) -> No
     assert re.fullmatch(r"shoal \d+\.\d+\.\d+\n", done.stdout)
 
 
-@pytest.mark.parametrize("arguments", [["key"], ["--help"], ["chat", "hi"]])
+@pytest.mark.parametrize("arguments", [["key"], ["--help"], ["chat", "hi"], ["status"], ["dump"]])
 def test_short_commands_import_little(tmp_path: Path, arguments: list[str]) -> None:
     program = f"import sys, node.cli\ntry:\n    node.cli.main({arguments!r})\nexcept SystemExit:\n    pass\n"
     program += "print(*sys.modules, file=sys.stderr)"

@@ -12,15 +12,19 @@ from typing import Any
 
 import msgspec
 import pytest
+import trio
 
 from node import cli_cluster
 from node.cli import main
 from node.data_dir import NodeFile, write_node_file
 from node.documents import StateDocument, StateEvent
 from node.dump_document import DumpDocument, dump_document
+from node.dump_stream import DUMP, DumpTeller
 from node.records import PROFILE, VERDICT, Profile, Terminal, Verdict
 from node.state_document import state_document
+from p2p.cluster_key import cluster, new_key
 from tests.node.cluster_replica import DESK, NAS, ClusterReplica, about, home
+from tests.p2p.transport_lab import open_lab
 
 KEY = "sk-1"
 
@@ -120,9 +124,9 @@ def test_status_in_tables_and_as_the_document_itself(shell: Shell, apis: list[No
 
 
 def test_what_others_call_themselves_commands_no_terminal(shell: Shell, apis: list[NodeApi]) -> None:
-    cluster = home()
-    cluster.write(NAS, PROFILE, 0, Profile(NAS, "\x1b[2J\nna[bold]s\x9b"))
-    apis[0].show(cluster)
+    replica = home()
+    replica.write(NAS, PROFILE, 0, Profile(NAS, "\x1b[2J\nna[bold]s\x9b"))
+    apis[0].show(replica)
     shown = shell("status")[1] + shell("dump")[1]
 
     assert "�[2J�na[bold]s�" in shown
@@ -130,9 +134,9 @@ def test_what_others_call_themselves_commands_no_terminal(shell: Shell, apis: li
 
 
 def test_another_node_may_be_asked(shell: Shell, apis: list[NodeApi]) -> None:
-    cluster = home()
-    cluster.write(DESK, PROFILE, 0, Profile(DESK, "elsewhere"))
-    apis[1].show(cluster)
+    replica = home()
+    replica.write(DESK, PROFILE, 0, Profile(DESK, "elsewhere"))
+    apis[1].show(replica)
 
     assert "elsewhere (this one)" in shell("status", "--api", apis[1].url)[1]
 
@@ -172,9 +176,9 @@ def test_dump_in_tables_and_as_a_document(shell: Shell, apis: list[NodeApi]) -> 
 
 
 def later() -> ClusterReplica:
-    cluster = home()
-    cluster.write(DESK, VERDICT, 1, Verdict(Terminal.COMPLETE))
-    return cluster
+    replica = home()
+    replica.write(DESK, VERDICT, 1, Verdict(Terminal.COMPLETE))
+    return replica
 
 
 def test_equal_replicas(shell: Shell, apis: list[NodeApi]) -> None:
@@ -251,6 +255,20 @@ def test_ways_to_look_exclude_each_other(shell: Shell, capsys: pytest.CaptureFix
     assert "not allowed with" in capsys.readouterr().err
 
 
+async def test_a_peer_is_asked_over_the_network_with_the_key_that_is_configured(tmp_path: Path) -> None:
+    key = new_key()
+    (tmp_path / "config.toml").write_text(f'cluster = "house"\ncluster-key = "{key}"\n')
+    dump = home().dump()
+    async with open_lab("libp2p") as lab, lab.node(cluster=cluster("house", key)) as told:
+        told.serve(DUMP, DumpTeller(lambda: dump).serve)
+        command = [sys.executable, "-m", "node", "dump", "--json", "--data-dir", str(tmp_path), "--peer", told.addresses[0]]
+        done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert msgspec.json.decode(done.stdout, type=DumpDocument) == dump_document(dump)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.toml"], "no identity of its own is left behind"
+
+
 def test_a_peer_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "node", "dump", "--peer", "/ip4/127.0.0.1/tcp/9", "--data-dir", str(tmp_path)],
@@ -261,7 +279,6 @@ def test_a_peer_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
 
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "node: /ip4/127.0.0.1/tcp/9 can't be reached: connection refused\n"
-    assert list(tmp_path.iterdir()) == [], "no identity of its own is left behind"
 
 
 HEAVY = {"aiohttp", "asyncio", "cryptography", "libp2p", "mlx", "numpy", "transformers"}

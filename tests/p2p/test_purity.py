@@ -10,6 +10,8 @@ PURE = [
     *(f"p2p/{name}.py" for name in ("lattice", "namespace", "replica", "sync_wire", "sync", "links", "effects", "settings")),
     *(f"p2p/{name}.py" for name in ("suspicion", "probes", "membership", "overlay", "core", "wire")),
     *(f"node/{name}.py" for name in ("records", "tasks", "instances", "in_flight", "view")),
+    *(f"node/{name}.py" for name in ("documents", "state_document", "replica_dump", "dump_document", "dump_diff")),
+    "node/cluster_tables.py",
 ]
 IMPURE = {"trio", "libp2p", "time", "random", "os", "socket", "datetime", "asyncio", "threading", "secrets", "uuid"}
 
