@@ -42,6 +42,9 @@ class InstanceHealth:
     def __init__(self) -> None:
         self._records: dict[int, _Record] = {}
 
+    def __len__(self) -> int:
+        return len(self._records)
+
     def may_try(self, instance_id: int, now: float) -> bool:
         """Whether a request may go there."""
         record = self._records.get(instance_id)

@@ -128,12 +128,12 @@ class Simulation:
         self.regime = regime
         self.now = 0.0
         self.refusals = 0
+        self.redirects = 0  # sent elsewhere after a refusal
         self.pulls = 0
         self.misroutes = 0  # began to wait while more places were idle than requests waiting
         self.waits: list[float] = []
         self.headers = [0] * regime.instances  # in flight by instance, the truth
         self.watch: Callable[[], None] = lambda: None  # called after each change of these
-        self.chosen: list[int] = [0] * regime.instances
         self._staleness = regime.staleness * SERVICE_SECONDS
         self._chance = random.Random(f"simulation {seed}")
         self._homes = [_Home(number, seed) for number in range(regime.homes_used)]
@@ -174,7 +174,7 @@ class Simulation:
     def _route(self, home: _Home, task: _Task) -> None:
         choice = home.router.choose(task.route, self._view(home), self.now)
         if isinstance(choice, Candidate):
-            self.chosen[choice.instance_id] += 1
+            self.redirects += bool(task.route.refused_by)
             self._submit(home, task, choice.instance_id)
         else:
             self._wait(home, task)

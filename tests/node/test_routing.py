@@ -19,11 +19,11 @@ from inference.requests import (
     TokenPrompt,
 )
 from node.affinity import prefixes
+from node.refusals import REFUSAL_SECONDS
 from node.routing import (
     ANSWER_TOKENS,
     INSTANCES_MAX,
     REDIRECTS_MAX,
-    REFUSAL_SECONDS,
     Candidate,
     Route,
     Router,
@@ -174,6 +174,16 @@ def test_only_the_largest_context_says_that_a_request_is_too_long(router: Router
     too_long(router, route)
 
     assert router.choose(route, cluster, 0.0) == TooLong(8192)
+
+
+def test_an_instance_of_unknown_context_is_asked_once(router: Router) -> None:
+    route, cluster = Route(100), candidates(0, 1, contexts=(0, 512))
+    for expected in (0, 1):
+        assert went(router.choose(route, cluster, 0.0)) == expected
+        assert router.health.may_try(expected, 0.0)
+        too_long(router, route)
+
+    assert router.choose(route, cluster, 0.0) == TooLong(512)
 
 
 def test_a_pull_from_too_small_a_context_gets_nothing(router: Router) -> None:
