@@ -7,11 +7,13 @@ from tests.node.routing_simulation import Regime, Simulation, central, omniscien
 INGRESSES = REPLICAS = 4
 
 
-@pytest.mark.parametrize("slots", [4, 100])
+@pytest.mark.parametrize(("slots", "load"), [(4, 0.7), (100, 0.1)])
 @pytest.mark.parametrize("seed", range(3))
-def test_no_herd_from_several_ingresses_with_old_views(seed: int, slots: int) -> None:
-    """C7: 200 Poisson requests, every view half a service old (500 ms where an answer takes a second)."""
-    load = 0.7 if slots == 4 else 0.03
+def test_no_herd_from_several_ingresses_with_old_views(seed: int, slots: int, load: float) -> None:
+    """C7: 200 Poisson requests, every view half a service old (500 ms where an answer takes a second).
+
+    With 100 slots no head ever refuses: then it is by the homes' own headers, which count at once, that they don't herd.
+    """
     regime = Regime(REPLICAS, slots, load, 0.5, 200, homes=INGRESSES, steady=True)
     simulation = Simulation(regime, trace(regime, seed), seed)
     worst = 0.0
