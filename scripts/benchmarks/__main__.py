@@ -3,12 +3,14 @@
 import argparse
 import importlib
 
+LONG = {"replication", "routing"}  # those that know --long
 BENCHMARKS = {
     "decode": "decode over HTTP against BatchGenerator in one process; 8 streams against one",
     "decode_engine": "what the engine adds to decoding: its steps against BatchGenerator's, in one process",
     "chat": "second turn, streams and cancels while a long prompt prefills",
     "http": "tokens a second through HTTP with the fake engine; time to first token that HTTP adds",
     "replication": "the replicated state in virtual time: spreading, idle traffic, deaths, heals, cost (--long: hours)",
+    "routing": "waits of routing on old views beside a router that knows everything, in virtual time (--long: more tasks)",
     "transport": "libp2p between two processes beside plain TCP; the relay of 64 engine slots",
     "startup": "start to first token; memory of the node process",
     "mlx_lm_server": "the ratio to mlx_lm.server, as a user gets it and with the same BLAS and dtypes",
@@ -19,7 +21,9 @@ def main() -> None:
     """Run what was asked for, one after the other."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description="Print the figures that the documents claim.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run (none: all); `list` names them")
-    parser.add_argument("--long", action="store_true", help="replication: as many samples as its claims are made of")
+    parser.add_argument(
+        "--long", action="store_true", help=f"{', '.join(sorted(LONG))}: as many samples as the claims are made of"
+    )
     options = parser.parse_args()
     names = options.names
     if names == ["list"]:
@@ -31,7 +35,7 @@ def main() -> None:
     for name in names or BENCHMARKS:
         print(f"== {name}: {BENCHMARKS[name]}", flush=True)
         main = importlib.import_module(f"scripts.benchmarks.{name}").main
-        main(options.long) if name == "replication" else main()
+        main(options.long) if name in LONG else main()
 
 
 if __name__ == "__main__":
