@@ -162,7 +162,9 @@ def recount(replica: Replica, believe: Believe) -> Counter[int]:
 
 
 def _boots_of(task: TaskId, header: TaskHeader) -> tuple[int, ...]:
-    return (task.home, *(executor.boot for executor in header.executors))
+    return tuple(
+        dict.fromkeys((task.home, *(executor.boot for executor in header.executors)))
+    )  # a home may be its own executor
 
 
 def _task_numbers(member: Member | None) -> Iterator[int]:
