@@ -23,6 +23,7 @@ FIRST_MESSAGE_TOKENS_MIN = 256
 BLOCK_BYTES_FIRST = 512
 BLOCK_IDS_FIRST = 128
 _HASH_BYTES = 8
+_encode = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode
 _SHARED_ROLES = ("system", "developer")
 
 
@@ -55,7 +56,7 @@ def prefixes(prompt: Prompt, model_hash: str) -> Prefixes:
 
 def canonical(value: object) -> bytes:
     """One encoding for equal JSON values, whatever the order of their keys; also of text with lone surrogates."""
-    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    return _encode(value).encode("utf-8", "surrogatepass")
 
 
 def _of_messages(prompt: ChatPrompt, model_hash: str) -> Prefixes:
@@ -71,13 +72,8 @@ def _of_messages(prompt: ChatPrompt, model_hash: str) -> Prefixes:
         own = own or roles[place] not in _SHARED_ROLES
         if own:
             # The answer to what was seen was made where it was seen, so it is in that cache too.
-            answered = place + 1 < len(encoded) and roles[place + 1] == "assistant"
-            found.append(
-                Prefix(
-                    _number(state.copy().digest()),
-                    (size + answered * len(encoded[min(place + 1, len(encoded) - 1)])) // BYTES_PER_TOKEN,
-                )
-            )
+            answer = encoded[place + 1] if "assistant" in roles[place + 1 : place + 2] else b""
+            found.append(Prefix(_number(state.copy().digest()), (size + len(answer)) // BYTES_PER_TOKEN))
     # The whole, what stays when its last message is edited, and its first message.
     remembered = {prefix.hash: None for prefix in (*found[:1], *found[-2:])}
     return Prefixes(tuple(found[-PREFIXES_MAX:]), tuple(remembered), 0 if "assistant" in roles else FIRST_MESSAGE_TOKENS_MIN)
