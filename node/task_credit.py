@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from inference.requests import END_EVENTS, Accepted, Event, Tokens
+from inference.requests import END_EVENTS, Event, Tokens
 from p2p.wire import ProtocolViolation
 
 EVENT_BYTES = 64  # of any event, beside its text and tokens
@@ -32,13 +32,13 @@ class Sent(Struct, frozen=True, array_like=True, gc=False):
 
 
 def weight(event: Event) -> int:
-    """What an event counts for in a window: about its bytes."""
+    """What an event counts for in a window: about its bytes, but for the prompt's ids, which its home brought about itself."""
     if type(event) is Tokens:
         size = EVENT_BYTES + len(event.text) + TOKEN_BYTES * len(event.token_ids)
         for logprob in event.logprobs:
             size += LOGPROB_BYTES * (1 + len(logprob.top))
         return size
-    return EVENT_BYTES + (TOKEN_BYTES * len(event.prompt_ids) if type(event) is Accepted else 0)
+    return EVENT_BYTES
 
 
 def pieces(event: Event) -> Sequence[Event]:

@@ -121,18 +121,24 @@ class Head:
         await self._follow(home, HomeStream(stream), stream, first)
 
     async def _follow(self, home: Home, said: HomeStream, stream: Stream[TaskMessage], first: Resume) -> None:
+        violation: ProtocolViolation | None = None
         with said.scope:
             self._take_over(home, said)
             try:
-                home.resume(said, first)
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(said.run)
-                    async for message in stream:
-                        await said.room()
-                        home.hear(message)
+                    try:
+                        home.resume(said, first)
+                        nursery.start_soon(said.run)
+                        async for message in stream:
+                            await said.room()
+                            home.hear(message)
+                    except ProtocolViolation as found:
+                        violation = found
                     nursery.cancel_scope.cancel()
             finally:
                 home.stream_ended(said)
+        if violation is not None:
+            raise violation  # by itself, not in the nursery's group, so that it is counted for what it is
 
     async def serve_submit(self, stream: Stream[Submit]) -> None:
         """Take in one large submission, of a home that has a stream of tasks here.

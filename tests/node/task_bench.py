@@ -1,7 +1,7 @@
 """Homes and heads on a memory network: real supervisors over runners in memory, on trio's clock."""
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -9,6 +9,7 @@ import msgspec
 import trio
 
 from inference.requests import Accepted, Event, Finished, Load, Request, Sampling, TextPrompt, Tokens
+from inference.runner.core import Core
 from inference.runner.fake_engine import FakeSettings
 from inference.runner_protocol import LoadModel
 from inference.supervisor import NO_ROOM, Supervisor
@@ -16,7 +17,7 @@ from node.head_task import HeadTask
 from node.records import RankPhase, TaskId
 from node.task_head import Head
 from node.task_protocol import Submit, request_id
-from node.task_stream import Heads
+from node.task_stream import HeadLost, Heads
 from p2p.dialler import Dialler
 from p2p.ids import NodeId
 from p2p.memory_transport import MemoryNetwork
@@ -56,40 +57,59 @@ def endless_device(*, running_max: int = 64, step_seconds: float = 1.0) -> Memor
     return MemoryDevice(settings=settings, step_seconds=step_seconds)
 
 
-@dataclass
 class HeadNode:
-    transport: Transport
-    head: Head
-    device: MemoryDevice
-    executor: OneInstance
-    reports: list[tuple[TaskId, int, int, RankPhase, str]] = field(default_factory=list)
-    levels: list[tuple[NodeId, str, int, float]] = field(default_factory=list)
-    answered: list[HeadTask] = field(default_factory=list)
-    boot_owner: Callable[[int], bytes | None] = lambda _boot: None
+    """A head, and what it told its node."""
+
+    def __init__(self, transport: Transport, device: MemoryDevice, executor: OneInstance, nursery: trio.Nursery) -> None:
+        self.transport = transport
+        self.device = device
+        self.executor = executor
+        self.reports: list[tuple[TaskId, int, int, RankPhase, str]] = []
+        self.levels: list[tuple[NodeId, str, int, float]] = []
+        self.answered: list[bool] = []
+        self.ended = 0
+        self.boots: dict[int, bytes] = {}  # what the replicated state would know
+        self.head = Head(
+            self,
+            nursery,
+            report=lambda *report: self.reports.append(report),
+            on_waiting=lambda *level: self.levels.append(level),
+            on_answered=lambda task: self.answered.append(task.accepted),
+            on_ended=self._on_ended,
+            boot_owner=self.boots.get,
+        )
+        self.head.serve_on(transport)
+
+    def _on_ended(self, _task: HeadTask) -> None:
+        self.ended += 1
+
+    def instance(self, instance_id: int) -> OneInstance | None:
+        return self.executor if instance_id == INSTANCE else None
 
     @property
     def node_id(self) -> NodeId:
         return self.transport.node_id
 
     @property
-    def runner(self) -> MemoryRunner:
-        return self.device.runners[-1]
+    def core(self) -> Core:
+        core = self.device.runners[-1].core
+        assert core is not None
+        return core
 
     @property
     def idle(self) -> bool:
         """Nothing runs, nothing is kept."""
-        core = self.runner.core
         unanswered = self.head.unanswered
         return (
-            core is not None
-            and core.idle
+            self.core.idle
             and not list(self.head.tasks)
             and (unanswered.count, unanswered.prompt_bytes) == (0, 0)
             and all(home.count == home.large == 0 for home in self.head._homes.values())
         )
 
-    def instance(self, instance_id: int) -> OneInstance | None:
-        return self.executor if instance_id == INSTANCE else None
+    @property
+    def phases(self) -> list[RankPhase]:
+        return [phase for _, _, _, phase, _ in self.reports]
 
 
 @asynccontextmanager
@@ -123,32 +143,9 @@ async def open_head(
             await inner.start(supervisor.run)
             while supervisor.state.status != "ready":
                 await supervisor.wait_change(supervisor.revision)
-            yield serve_head(transport, inner, device, OneInstance(supervisor))
+            yield HeadNode(transport, device, OneInstance(supervisor), inner)
             inner.cancel_scope.cancel()
         nursery.cancel_scope.cancel()
-
-
-def serve_head(transport: Transport, nursery: trio.Nursery, device: MemoryDevice, executor: OneInstance) -> HeadNode:
-    node: HeadNode
-    head = Head(
-        _Late(lambda: node),
-        nursery,
-        report=lambda *report: node.reports.append(report),
-        on_waiting=lambda *level: node.levels.append(level),
-        on_answered=lambda task: node.answered.append(task),
-        boot_owner=lambda boot: node.boot_owner(boot),
-    )
-    node = HeadNode(transport, head, device, executor)
-    head.serve_on(transport)
-    return node
-
-
-class _Late:
-    def __init__(self, node: Callable[[], HeadNode]) -> None:
-        self._node = node
-
-    def instance(self, instance_id: int) -> OneInstance | None:
-        return self._node().instance(instance_id)
 
 
 @dataclass
@@ -176,7 +173,8 @@ class HomeNode:
         **more: object,
     ) -> Submit:
         number = next(self._numbers) if number is None else number
-        return make_submit(self.boot, number, attempt, text, max_tokens, seconds, instance_id=instance_id, **more)
+        submit = make_submit(TaskId(self.boot, number), attempt, text, max_tokens)
+        return msgspec.structs.replace(submit, seconds_left=seconds, instance_id=instance_id, **more)
 
     @property
     def quiet(self) -> bool:
@@ -184,34 +182,20 @@ class HomeNode:
         return all(not link._attempts and not link._outbox._unsent for link in self.heads._links.values())
 
 
-def make_submit(
-    boot: int,
-    number: int,
-    attempt: int = 1,
-    text: str = "hello",
-    max_tokens: int = 4,
-    seconds: float = 600.0,
-    *,
-    instance_id: int = INSTANCE,
-    **more: object,
-) -> Submit:
+def make_submit(task: TaskId, attempt: int = 1, text: str = "hello", max_tokens: int = 4) -> Submit:
     request = Request(
-        request_id=request_id(TaskId(boot, number), attempt),
-        prompt=TextPrompt(text),
-        sampling=Sampling(seed=1),
-        max_tokens=max_tokens,
+        request_id=request_id(task, attempt), prompt=TextPrompt(text), sampling=Sampling(seed=1), max_tokens=max_tokens
     )
-    fields: dict[str, object] = {
-        "number": number,
-        "attempt": attempt,
-        "instance_id": instance_id,
-        "model_hash": MODEL_HASH,
-        "epoch": EPOCH,
-        "request": request,
-        "seconds_left": seconds,
-        "version": 5,
-    }
-    return Submit(**fields | more)  # type: ignore[arg-type]
+    return Submit(
+        number=task.number,
+        attempt=attempt,
+        instance_id=INSTANCE,
+        model_hash=MODEL_HASH,
+        epoch=EPOCH,
+        request=request,
+        seconds_left=600.0,
+        version=5,
+    )
 
 
 @asynccontextmanager
@@ -237,7 +221,7 @@ class Reader:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self.error: Exception | None = None
+        self.error: HeadLost | None = None
         self.scope = trio.CancelScope()
         self.ended_at = 0.0
         self.changed = trio.Event()
@@ -250,7 +234,7 @@ class Reader:
                         self.events.append(event)
                         self.changed.set()
                         self.changed = trio.Event()
-        except Exception as error:
+        except HeadLost as error:
             self.error = error
         finally:
             self.ended_at = trio.current_time()

@@ -1,4 +1,4 @@
-"""Tasks between real homes and heads: whatever happens to the streams, each attempt runs once, and its client misses nothing."""
+"""Tasks between real homes and heads: whatever befalls the streams, an attempt runs once and its client misses nothing."""
 
 import trio
 from trio.testing import MockClock
