@@ -1,14 +1,17 @@
 """Homes and heads on a memory network: real supervisors over runners in memory, on trio's clock."""
 
 import itertools
-from collections.abc import AsyncIterator, Iterator
+import random
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 import trio
 
 from inference.requests import Accepted, Event, Finished, Load, Request, Sampling, TextPrompt, Tokens
+from inference.runner import fake_engine
 from inference.runner.core import Core
 from inference.runner.fake_engine import FakeSettings
 from inference.runner_protocol import LoadModel
@@ -22,7 +25,7 @@ from p2p.dialler import Dialler
 from p2p.ids import NodeId
 from p2p.memory_transport import MemoryNetwork
 from p2p.transport import Transport
-from tests.fake_model import expected_ids, expected_text
+from tests.fake_model import expected_text, load_command
 from tests.node.memory_runner import MemoryDevice, MemoryRunner
 from tests.p2p.transport_lab import CLUSTER, connect, new_identity
 
@@ -60,7 +63,7 @@ def endless_device(*, running_max: int = 64, step_seconds: float = 1.0) -> Memor
 class HeadNode:
     """A head, and what it told its node."""
 
-    def __init__(self, transport: Transport, device: MemoryDevice, executor: OneInstance, nursery: trio.Nursery) -> None:
+    def __init__(self, transport: Transport, executor: OneInstance, nursery: trio.Nursery, device: MemoryDevice) -> None:
         self.transport = transport
         self.device = device
         self.executor = executor
@@ -68,20 +71,35 @@ class HeadNode:
         self.levels: list[tuple[NodeId, str, int, float]] = []
         self.answered: list[bool] = []
         self.ended = 0
+        self._changed = trio.Event()
         self.boots: dict[int, bytes] = {}  # what the replicated state would know
         self.head = Head(
             self,
             nursery,
             report=lambda *report: self.reports.append(report),
             on_waiting=lambda *level: self.levels.append(level),
-            on_answered=lambda task: self.answered.append(task.accepted),
+            on_answered=self._on_answered,
             on_ended=self._on_ended,
             boot_owner=self.boots.get,
         )
         self.head.serve_on(transport)
 
+    def _on_answered(self, task: HeadTask) -> None:
+        self.answered.append(task.accepted)
+        self._change()
+
     def _on_ended(self, _task: HeadTask) -> None:
         self.ended += 1
+        self._change()
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def until(self, seen: Callable[[], bool]) -> None:
+        """Wait until what was answered and ended is as wanted."""
+        while not seen():
+            await self._changed.wait()
 
     def instance(self, instance_id: int) -> OneInstance | None:
         return self.executor if instance_id == INSTANCE else None
@@ -101,7 +119,7 @@ class HeadNode:
         """Nothing runs, nothing is kept."""
         unanswered = self.head.unanswered
         return (
-            self.core.idle
+            self.executor.load.running == 0
             and not list(self.head.tasks)
             and (unanswered.count, unanswered.prompt_bytes) == (0, 0)
             and all(home.count == home.large == 0 for home in self.head._homes.values())
@@ -116,35 +134,39 @@ class HeadNode:
 async def open_head(
     network: MemoryNetwork, device: MemoryDevice, *, node_id: NodeId | None = None, boot: int = 1
 ) -> AsyncIterator[HeadNode]:
-    """A node that is the head of one ready instance."""
-    async with (
-        trio.open_nursery() as nursery,
-        network.open_transport(node_id or new_identity().node_id, CLUSTER, boot=boot.to_bytes(8, "big")) as transport,
-    ):
-        async with trio.open_nursery() as inner:
+    """A node that is the head of one ready instance, whose runner is in memory."""
+    opening = network.open_transport(node_id or new_identity().node_id, CLUSTER, boot=boot.to_bytes(8, "big"))
+    async with memory_supervisor(device) as supervisor, run_head(opening, supervisor, device) as head:
+        yield head
 
-            async def launch(_command: LoadModel) -> MemoryRunner:
-                runner = MemoryRunner(1000 + len(device.runners), device)
-                device.runners.append(runner)
-                nursery.start_soon(runner.live)
-                return runner
 
-            device.may_load.set()
-            command = LoadModel(
-                engine="fake",
-                model_path="/fake",
-                context=1 << 16,
-                running_max=None,
-                memory_bytes=1 << 30,
-                threads=1,
-                blas_cache="/",
-            )
-            supervisor = Supervisor("test.0", command, launch)
-            await inner.start(supervisor.run)
-            while supervisor.state.status != "ready":
-                await supervisor.wait_change(supervisor.revision)
-            yield HeadNode(transport, device, OneInstance(supervisor), inner)
-            inner.cancel_scope.cancel()
+@asynccontextmanager
+async def memory_supervisor(device: MemoryDevice) -> AsyncIterator[Supervisor]:
+    """A supervisor of one of the device's runners, at work."""
+    async with trio.open_nursery() as nursery:
+
+        async def launch(_command: LoadModel) -> MemoryRunner:
+            runner = MemoryRunner(1000 + len(device.runners), device)
+            device.runners.append(runner)
+            nursery.start_soon(runner.live)
+            return runner
+
+        device.may_load.set()
+        supervisor = Supervisor("test.0", load_command(Path("/fake"), context=1 << 20), launch)
+        await nursery.start(supervisor.run)
+        yield supervisor
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def run_head(
+    opening: AbstractAsyncContextManager[Transport], supervisor: Supervisor, device: MemoryDevice | None = None
+) -> AsyncIterator[HeadNode]:
+    """A head on any transport, once its runner is ready."""
+    while supervisor.state.status != "ready":
+        await supervisor.wait_change(supervisor.revision)
+    async with opening as transport, trio.open_nursery() as nursery:
+        yield HeadNode(transport, OneInstance(supervisor), nursery, device or MemoryDevice())
         nursery.cancel_scope.cancel()
 
 
@@ -198,14 +220,22 @@ def make_submit(task: TaskId, attempt: int = 1, text: str = "hello", max_tokens:
     )
 
 
-@asynccontextmanager
-async def open_home(network: MemoryNetwork, *heads: HeadNode, boot: int = 1 << 40) -> AsyncIterator[HomeNode]:
+def open_home(network: MemoryNetwork, *heads: HeadNode, boot: int = 1 << 40) -> AbstractAsyncContextManager[HomeNode]:
     """A node that knows these heads, and dials them again whenever they are lost."""
-    async with (
-        network.open_transport(new_identity().node_id, CLUSTER, boot=boot.to_bytes(8, "big")) as transport,
-        trio.open_nursery() as nursery,
-    ):
-        dialler = Dialler(transport, randomness=network.randomness)
+    transport = network.open_transport(new_identity().node_id, CLUSTER, boot=boot.to_bytes(8, "big"))
+    return run_home(transport, *heads, boot=boot, randomness=network.randomness)
+
+
+@asynccontextmanager
+async def run_home(
+    opening: AbstractAsyncContextManager[Transport],
+    *heads: HeadNode,
+    boot: int,
+    randomness: random.Random | None = None,
+) -> AsyncIterator[HomeNode]:
+    """A home on any transport."""
+    async with opening as transport, trio.open_nursery() as nursery:
+        dialler = Dialler(transport, randomness=randomness)
         pulls: list[tuple[NodeId, int, int]] = []
         made = Heads(transport, boot, nursery, on_pull=lambda *pull: pulls.append(pull))
         for head in heads:
@@ -214,6 +244,18 @@ async def open_home(network: MemoryNetwork, *heads: HeadNode, boot: int = 1 << 4
         nursery.start_soon(dialler.run)
         yield HomeNode(transport, dialler, made, boot, pulls)
         nursery.cancel_scope.cancel()
+
+
+def expected_ids(prompt_ids: Sequence[int], request: Request) -> list[int]:
+    """What an endless device makes of a request, to its last token."""
+    state, key = fake_engine.history(prompt_ids), fake_engine.request_key(request.sampling)
+    ids: list[int] = []
+    for number in range(request.max_tokens or 0):
+        draw = number if fake_engine.counts_draws(request.sampling) else 0
+        value = fake_engine.drawn(state, key, draw)
+        ids.append(fake_engine.token_of(value, ids[-1] if ids else -1, number, ENDLESS))
+        state = fake_engine.history(ids[-1:], state)
+    return ids
 
 
 class Reader:
@@ -245,6 +287,11 @@ class Reader:
         while len(self.events) < count:
             await self.changed.wait()
 
+    async def end(self) -> None:
+        """Until it has come to its end, whatever that is."""
+        while not self.ended_at:
+            await self.changed.wait()
+
     @property
     def text(self) -> str:
         return "".join(event.text for event in self.events if isinstance(event, Tokens))
@@ -257,7 +304,7 @@ class Reader:
         """Whether the answer is exactly the one that a runner by itself gives, from beginning to end."""
         first, end = self.events[0], self.events[-1]
         assert isinstance(first, Accepted), first
-        ids, _ = expected_ids(first.prompt_ids, submit.request.sampling, submit.request.max_tokens or 0, ENDLESS)
+        ids = expected_ids(first.prompt_ids, submit.request)
         assert self.ids == ids
         assert self.text == expected_text(ids)
         return isinstance(end, Finished) and end.reason == "length" and self.error is None
