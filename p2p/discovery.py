@@ -133,7 +133,8 @@ class _Announcement(ServiceListener):
             return
         if info is not None:
             found = read_announcement(info)
-            if found is not None and found[0] != self._node_id:
+            own = {Address(host, self.port, self._node_id).multiaddr for host in self.hosts}
+            if found is not None and not own.issuperset(found[1]):  # also another process with this node's identity
                 self._report(*found)
 
     def update_service(self, zc: Zeroconf, type_: str, name: str) -> None:

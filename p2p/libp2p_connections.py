@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import structlog
 import trio
 
-from p2p.hello import Decision
+from p2p.hello import LIFE_SECONDS, Decision, outlives
 from p2p.ids import NodeId
 from p2p.libp2p_handshake import HandshakeFailed, Secured
 from p2p.libp2p_mending import MendedYamux
@@ -56,6 +56,16 @@ class Connections(Transport):
         if connection is not None:
             self._lose(connection, "dropped by this node")
         await trio.lowlevel.checkpoint()
+
+    async def _yields(self, known: Peer, newcomer: Peer) -> bool:
+        """Whether a connection makes room for another life of its peer; if so, it is gone now. See `p2p.hello`."""
+        connection = self._connections.get(known.node_id)
+        if connection is None or connection.peer is not known:
+            return True
+        if outlives(known, newcomer) and await connection.muxer.answers(LIFE_SECONDS):
+            return False
+        self._lose(connection, "another life of the peer came")
+        return True
 
     async def goodbye(self) -> None:
         """End all connections, each cleanly if that takes no longer than `GOODBYE_SECONDS`."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from cryptography.exceptions import InvalidTag
 
 from p2p.cluster_key import Cluster
-from p2p.hello import HELLO_CODEC, Decision, Hello
+from p2p.hello import HELLO_CODEC, Greeting
 from p2p.identity import Identity
 from p2p.ids import NodeId, public_key_of
 from p2p.libp2p_sealed import SocketBytes
@@ -75,12 +75,12 @@ class Secured:
     session: SecureSession
     socket: SocketBytes
 
-    async def send(self, message: Hello | Decision) -> None:
+    async def send(self, message: Greeting) -> None:
         """Raises: HandshakeFailed."""
         with _failing_as(self.socket):
             await self.session.conn.write_msg(HELLO_CODEC.encode(message))
 
-    async def receive(self) -> Hello | Decision:
+    async def receive(self) -> Greeting:
         """The next message, which fills one Noise message.
 
         Raises: HandshakeFailed.

@@ -34,9 +34,11 @@ from libp2p.security.secure_session import SecureSession
 from libp2p.stream_muxer.yamux.yamux import (
     FLAG_FIN,
     FLAG_RST,
+    FLAG_SYN,
     HEADER_SIZE,
     TYPE_DATA,
     TYPE_GO_AWAY,
+    TYPE_PING,
     TYPE_WINDOW_UPDATE,
     YAMUX_HEADER_FORMAT,
     Yamux,
@@ -113,6 +115,7 @@ class MendedYamux(Yamux):  # type: ignore[misc]
         self.stream_buffers.clear()
         self.stream_events.clear()
         self.outbox.shut()
+        self.frames.wake()
         self._socket.cut()
         self.event_closed.set()
 
@@ -120,9 +123,18 @@ class MendedYamux(Yamux):  # type: ignore[misc]
         """Have everything written that was put, tell the peer, and wait until it closes its side."""
         self.outbox.put(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_GO_AWAY, 0, 0, 0))
         await self.outbox.room(below=1)
+        if self.broken_because:  # meanwhile, and a write that was under way may not have come back yet
+            return
         with contextlib.suppress(trio.ClosedResourceError, trio.BrokenResourceError):  # the peer was faster
             await self._socket.stream.send_eof()
         await self.event_closed.wait()
+
+    async def answers(self, seconds: float) -> bool:
+        """Whether anything comes from the peer within so long, which is asked for an answer."""
+        self.outbox.put(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_SYN, 0, 0))
+        with trio.move_on_after(seconds) as patience:
+            await self.frames.wait_message()
+        return not (patience.cancelled_caught or self.broken_because)
 
     def put_data(self, stream: YamuxStream, data: bytes) -> None:
         """Send part of a stream, which must fit its window."""

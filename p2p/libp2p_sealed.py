@@ -92,7 +92,20 @@ class SealedFrames:
         self._on_frame = on_frame
         self._plain = bytearray()
         self._stream_id = 0
+        self._awaited: trio.Event | None = None
         self.failure = ""
+
+    async def wait_message(self) -> None:
+        """Return once another message was deciphered, or `wake` was called."""
+        if self._awaited is None:
+            self._awaited = trio.Event()
+        await self._awaited.wait()
+
+    def wake(self) -> None:
+        """Let whoever waits for a message go."""
+        if self._awaited is not None:
+            self._awaited.set()
+            self._awaited = None
 
     async def read(self, n: int) -> bytes:
         """The next frame's header.
@@ -112,6 +125,7 @@ class SealedFrames:
             try:
                 length = int.from_bytes(await self._socket.exactly(SEALED_LENGTH_BYTES), "big")
                 self._plain += self._session.conn.decrypt(await self._socket.exactly(length))
+                self.wake()
             except ConnectionClosedError as error:
                 self.failure = str(error)
             except Exception as error:  # noqa: BLE001 - noiseprotocol and cryptography each raise their own

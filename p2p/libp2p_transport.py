@@ -7,13 +7,15 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 import structlog
 import trio
 
 from p2p.addresses import Address, advertised
+from p2p.boot_clock import boot_clock
 from p2p.cluster_key import Cluster
-from p2p.hello import BOOT_BYTES, Decision, Hello, decides, hello, keep
+from p2p.hello import BOOT_BYTES, Decision, Hello, OtherLife, decides, hello, keep, outlives, precedes
 from p2p.identity import Identity
 from p2p.ids import NodeId
 from p2p.interfaces import interface_addresses
@@ -22,7 +24,17 @@ from p2p.libp2p_handshake import HANDSHAKE_BYTES_MAX, HandshakeFailed, Secured, 
 from p2p.libp2p_sealed import SocketBytes
 from p2p.stream import GOODBYE_SECONDS, Peer
 from p2p.tcp import accept, bind, connect, remote_of, resolve, why_not_connected
-from p2p.transport import DIAL_SECONDS, ITSELF, OUR_VERSIONS, Incompatible, Transport, Unreachable, Versions
+from p2p.transport import (
+    COPY,
+    DIAL_SECONDS,
+    ITSELF,
+    OUR_VERSIONS,
+    TURNED_AWAY,
+    Incompatible,
+    Transport,
+    Unreachable,
+    Versions,
+)
 
 PEERS_MAX = 1024  # connected; beyond, whoever dials is turned away
 HALF_OPEN_MAX = 128  # inbound connections whose handshake is not done; one more, and the oldest makes room
@@ -62,6 +74,15 @@ async def open_transport(
                 await transport.goodbye()
 
 
+class Hellos(NamedTuple):
+    """What two nodes said to each other, who of that id was connected here when our hello was sent, and who came now."""
+
+    ours: Hello
+    theirs: Hello
+    known: Peer | None
+    peer: Peer
+
+
 class Libp2pTransport(Connections):
     """Use `open_transport`."""
 
@@ -79,6 +100,7 @@ class Libp2pTransport(Connections):
         super().__init__(identity.node_id, lasting, serving)
         self._versions = versions
         self._boot = boot
+        self._began = boot_clock()
         self._security = security(identity, cluster)
         self._listening: list[Address] = []
         self._half_open: dict[trio.CancelScope, None] = {}
@@ -165,42 +187,72 @@ class Libp2pTransport(Connections):
     ) -> Peer | Unreachable:
         """Handshake, hellos, decision: the peer, connected by this connection or by another one, or why not."""
         socket = SocketBytes(stream, HANDSHAKE_BYTES_MAX)
-        kept = False
+        outcome: Peer | Unreachable | None = None
         try:
             secured = await secure(self._security, socket, dialled=dialled, expected=expected)
-            await secured.send(hello(self._boot, self.addresses, self._versions))
-            theirs = await secured.receive()
-            if not isinstance(theirs, Hello):
-                return Unreachable("its hello makes no sense")
-            if secured.node_id == self.node_id:
-                return self._met_oneself(theirs, remote)
-            version = self._versions.agreed(theirs.versions)
-            if version is None:
-                self._add_incompatible(Incompatible(secured.node_id, theirs.versions, remote))
-                return Unreachable(f"it speaks protocol version {theirs.versions}, this node {self._versions}")
-            number, now = next(self._numbers), trio.current_time()
-            peer = Peer(secured.node_id, theirs.boot, version, theirs.addresses, remote, dialled, number, now)
-            kept = await self._decide(secured, peer)
+            met = await self._exchange_hellos(secured, remote, dialled=dialled)
+            outcome = met if isinstance(met, Unreachable) else await self._admit(secured, met)
         except HandshakeFailed as failure:
             return Unreachable(str(failure))
         finally:
-            if not kept:
+            if not isinstance(outcome, Peer):
                 socket.cut()
-        if kept:
-            return peer
+        if outcome is not None:
+            return outcome
         self.counters.duplicates_closed += 1
-        return await self._otherwise_connected(peer.node_id)
+        return await self._otherwise_connected(secured.node_id)
 
-    def _met_oneself(self, theirs: Hello, remote: str) -> Unreachable:
-        if theirs.boot == self._boot:
-            return ITSELF
-        self._set_clash(remote)
-        return Unreachable("another process has this node's identity: was its data directory copied?")
+    async def _exchange_hellos(self, secured: Secured, remote: str, *, dialled: bool) -> Hellos | Unreachable:
+        """What the two said, or why it can't become a connection.
+
+        Raises: HandshakeFailed.
+        """
+        known = self._peers.get(secured.node_id)
+        uptime = boot_clock() - self._began
+        ours = hello(self._boot, self.addresses, self._versions, uptime_seconds=uptime, holds=known)
+        await secured.send(ours)
+        theirs = await secured.receive()
+        if not isinstance(theirs, Hello):
+            raise HandshakeFailed("its hello makes no sense")
+        if secured.node_id == self.node_id:
+            if theirs.boot == self._boot:
+                return ITSELF
+            older = precedes(-theirs.uptime / 1000, theirs.boot, -ours.uptime / 1000, self._boot)
+            self._met_copy(remote, older=older)
+            return COPY
+        version = self._versions.agreed(theirs.versions)
+        if version is None:
+            self._add_incompatible(Incompatible(secured.node_id, theirs.versions, remote))
+            return Unreachable(f"it speaks protocol version {theirs.versions}, this node {self._versions}")
+        number, now = next(self._numbers), trio.current_time()
+        began = boot_clock() - theirs.uptime / 1000
+        peer = Peer(secured.node_id, theirs.boot, version, theirs.addresses, remote, dialled, number, now, began)
+        return Hellos(ours, theirs, known, peer)
+
+    async def _admit(self, secured: Secured, hellos: Hellos) -> Peer | Unreachable | None:
+        """The peer, once its connection has its place; none where another connection to it is kept.
+
+        Raises: HandshakeFailed.
+        """
+        known, peer = hellos.known, hellos.peer
+        if known is not None and known.boot != peer.boot:
+            stays = not await self._yields(known, peer)
+            await secured.send(OtherLife(stays))
+            if stays:
+                return Unreachable("it has the identity of a node that is connected and older")
+        if hellos.theirs.holds not in {b"", self._boot}:
+            word = await secured.receive()
+            if not isinstance(word, OtherLife):
+                raise HandshakeFailed("its hello makes no sense")
+            if word.stays:
+                self._was_turned_away(peer.remote)
+                return TURNED_AWAY
+        return peer if await self._decide(secured, peer) else None
 
     async def _decide(self, secured: Secured, peer: Peer) -> bool:
         """Whether this connection is kept, by the rule of `p2p.hello`; if so, it has its place now."""
         if decides(self.node_id, peer.node_id):
-            if keep(self._peers.get(peer.node_id), peer.boot, peer.since):
+            if keep(self._peers.get(peer.node_id), peer):
                 # Its place comes before the word to the peer: other connections are decided on meanwhile.
                 self._keep(secured, peer, Decision(True))
                 return True
@@ -209,9 +261,11 @@ class Libp2pTransport(Connections):
         answer = await secured.receive()
         if not isinstance(answer, Decision):
             raise HandshakeFailed("its hello makes no sense")
-        if answer.keep:
-            self._keep(secured, peer, None)
-        return answer.keep
+        existing = self._peers.get(peer.node_id)
+        if not answer.keep or (existing is not None and outlives(existing, peer)):
+            return False
+        self._keep(secured, peer, None)
+        return True
 
     async def _otherwise_connected(self, node_id: NodeId) -> Peer | Unreachable:
         """The peer, once the other connection to it is known here too."""

@@ -138,8 +138,18 @@ class End:
                 stream.reset()
         return stream
 
+    async def answers(self, seconds: float) -> bool:
+        """Whether the other end answers within so long."""
+        answered = trio.Event()
+        self.put(lambda: self.far.put(answered.set))
+        with trio.move_on_after(seconds):
+            await answered.wait()
+        return answered.is_set() and not self.lost_because
+
     def asked(self, protocol: str, theirs: "MemoryBytes", answers: list[bool]) -> None:
         """The other end opens a stream; the answer goes back."""
+        if self.lost_because:
+            return
         ours = self.add()
         ours.twin, theirs.twin = theirs, ours
         served = self.owner_asked(protocol, ours)

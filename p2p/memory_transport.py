@@ -14,15 +14,17 @@ import trio
 
 from p2p.addresses import Address
 from p2p.cluster_key import Cluster
-from p2p.hello import BOOT_BYTES, decides, keep
+from p2p.hello import BOOT_BYTES, LIFE_SECONDS, decides, keep, precedes
 from p2p.ids import NodeId
 from p2p.memory_stream import End, Link, MemoryBytes, Wire
 from p2p.stream import Peer, StreamBroken
 from p2p.transport import (
+    COPY,
     DIAL_SECONDS,
     ITSELF,
     OUR_VERSIONS,
     STREAMS_MAX,
+    TURNED_AWAY,
     Incompatible,
     ListenFailed,
     Transport,
@@ -80,11 +82,14 @@ class MemoryNetwork:
             if transport.node_id in {one, other}:
                 transport.lose(other if transport.node_id == one else one, "severed", tell=False)
 
-    def crash(self, node_id: NodeId) -> None:
-        """End a node as kill -9 does: what runs within its `open_transport` is cancelled, and nothing more gets out of it."""
+    def crash(self, node_id: NodeId, *, silent: bool = False) -> None:
+        """End a node as kill -9 does: what runs within its `open_transport` is cancelled, and nothing more gets out of it.
+
+        `silent`: as a power cut does. Its peers don't hear of it.
+        """
         for transport in list(self._nodes.values()):
             if transport.node_id == node_id:
-                transport.crash()
+                transport.crash(silent=silent)
 
     def nodes(self) -> tuple["MemoryTransport", ...]:
         """Whoever is there now."""
@@ -151,6 +156,8 @@ class MemoryTransport(Transport):
         self.cluster = cluster
         self.versions = versions
         self.boot = boot
+        self.began = trio.current_time()
+        self.gone = False
         self._network = network
         self._nursery = nursery
         self._ends: dict[NodeId, End] = {}
@@ -169,14 +176,15 @@ class MemoryTransport(Transport):
             end.lose(why, (lambda: far.owner_lost("the peer closed the connection")) if tell else None)
             self._remove_peer(end.peer, why)
 
-    def close(self) -> None:
-        """Every connection ends."""
+    def close(self, *, tell: bool = True) -> None:
+        """Every connection ends, and none begins."""
+        self.gone = True
         for node_id in list(self._ends):
-            self.lose(node_id, "this node stops", tell=True)
+            self.lose(node_id, "this node stops", tell=tell)
 
-    def crash(self) -> None:
+    def crash(self, *, silent: bool) -> None:
         """As `MemoryNetwork.crash`."""
-        self.close()
+        self.close(tell=not silent)
         self._nursery.cancel_scope.cancel()
 
     async def _dial(self, address: Address) -> Peer | Unreachable:
@@ -210,10 +218,10 @@ class MemoryTransport(Transport):
                 await link.wait_whole()
             if self._network.node_at(address.host, address.port) is not target:
                 return Unreachable("connection refused", refused=True)
-            outcome = self._meet(target, address)
+            outcome = await self._meet(target, address)
         return outcome  # noqa: RET504 - the deadline may come before the last assignment
 
-    def _meet(self, target: "MemoryTransport", address: Address) -> Peer | Unreachable:
+    async def _meet(self, target: "MemoryTransport", address: Address) -> Peer | Unreachable:
         """The handshake's outcome at both ends, as `libp2p_transport` has it."""
         if target is self:
             return ITSELF
@@ -223,20 +231,40 @@ class MemoryTransport(Transport):
         if address.node_id not in {None, target.node_id}:
             return Unreachable("another node than the one expected answers there")
         if target.node_id == self.node_id:
-            self._set_clash(str(address))
-            target._set_clash(self._addresses[0])
-            return Unreachable("another process has this node's identity: was its data directory copied?")
+            older = precedes(target.began, target.boot, self.began, self.boot)
+            self._met_copy(str(address), older=older)
+            target._met_copy(self._addresses[0], older=not older)
+            return COPY
         version = self.versions.agreed(target.versions)
         if version is None:
             self._add_incompatible(Incompatible(target.node_id, target.versions, str(address)))
             target._add_incompatible(Incompatible(self.node_id, self.versions, self._addresses[0]))
             return Unreachable(f"it speaks protocol version {target.versions}, this node {self.versions}")
+        for holder, comer in ((self, target), (target, self)):
+            if not await holder._yields(comer):
+                comer._was_turned_away(holder._addresses[0])
+                return (
+                    Unreachable("it has the identity of a node that is connected and older") if holder is self else TURNED_AWAY
+                )
+        if target.gone or self.gone:
+            return Unreachable("it closed the connection during the handshake")
         return self._connect(target, version)
 
+    async def _yields(self, comer: "MemoryTransport") -> bool:
+        """Whether a connection to another life of the comer, if there is one, makes room for it; if so, it is gone now."""
+        end = self._ends.get(comer.node_id)
+        if end is None or end.peer.boot == comer.boot:
+            return True
+        if precedes(end.peer.began, end.peer.boot, comer.began, comer.boot) and await end.answers(LIFE_SECONDS):
+            return False
+        if self._ends.get(comer.node_id) is end:
+            self.lose(comer.node_id, "another life of the peer came", tell=True)
+        return True
+
     def _connect(self, target: "MemoryTransport", version: int) -> Peer | Unreachable:
-        decider, other = (self, target) if decides(self.node_id, target.node_id) else (target, self)
-        existing = decider._peers.get(other.node_id)
-        if not keep(existing, other.boot, trio.current_time()):
+        there, here = self._as_peer(target, version, dialled=True), target._as_peer(self, version, dialled=False)
+        decider, newcomer = (self, there) if decides(self.node_id, target.node_id) else (target, here)
+        if not keep(decider._peers.get(newcomer.node_id), newcomer):
             self.counters.duplicates_closed += 1
             target.counters.duplicates_closed += 1
             return self._peers.get(target.node_id, Unreachable("it holds another connection to this node"))
@@ -246,20 +274,21 @@ class MemoryTransport(Transport):
             Wire(self._network.link(one.node_id, another.node_id), self._network.randomness)
             for one, another in ((self, target), (target, self))
         ]
-        ours = self._place(target, version, wires[0], dialled=True)
-        theirs = target._place(self, version, wires[1], dialled=False)
+        ours, theirs = self._place(there, wires[0]), target._place(here, wires[1])
         ours.far, theirs.far = theirs, ours
         for wire in wires:
             self._network.nursery.start_soon(wire.run)
-        return ours.peer
+        return there
 
-    def _place(self, other: "MemoryTransport", version: int, wire: Wire, *, dialled: bool) -> End:
-        number, now = next(self._numbers), trio.current_time()
-        peer = Peer(other.node_id, other.boot, version, other.addresses, other.addresses[0], dialled, number, now)
+    def _as_peer(self, other: "MemoryTransport", version: int, *, dialled: bool) -> Peer:
+        number, now, remote = next(self._numbers), trio.current_time(), other.addresses[0]
+        return Peer(other.node_id, other.boot, version, other.addresses, remote, dialled, number, now, other.began)
+
+    def _place(self, peer: Peer, wire: Wire) -> End:
         end = End(peer, wire.put, wire.close)
         end.owner_lost = lambda why: self._lost(end, why)
         end.owner_asked = lambda name, stream: self._asked(end, name, stream)
-        self._ends[other.node_id] = end
+        self._ends[peer.node_id] = end
         self._add_peer(peer)
         return end
 

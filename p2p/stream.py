@@ -40,7 +40,7 @@ class StreamProtocol(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The far end of one connection. `boot` differs for each life of the peer's process; `since` is of this node's clock."""
+    """The far end of one connection. `boot` differs for each life of the peer's process; `since` is of trio's clock."""
 
     node_id: NodeId
     boot: bytes
@@ -50,6 +50,7 @@ class Peer:
     dialled: bool  # by this node
     connection: int  # counts this node's connections, so that a new one to the same peer is seen as such
     since: float
+    began: float = 0.0  # when the peer's process started, on the clock of this node's transport
 
 
 class ByteStream(Protocol):

@@ -16,6 +16,7 @@ with faults at will. What holds of both:
 """
 
 import itertools
+import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
@@ -34,6 +35,8 @@ DIAL_SECONDS = 3.0  # one address: connect, handshake, hello
 OPEN_SECONDS = 5.0  # a stream: until the peer said that it serves the protocol
 STREAMS_MAX = 256  # of a connection, opened by the peer
 INCOMPATIBLE_MAX = 64  # remembered; the longest unseen is forgotten first
+DOUBLE_SECONDS = 3.0  # for which a node is turned away for another life of it before it takes that one for a double
+APART_SECONDS = 60.0  # between two such refusals that have nothing to do with each other
 
 T = TypeVar("T")
 Serve = Callable[[Stream[T]], Awaitable[None]]
@@ -62,6 +65,8 @@ class Unreachable:
 
 
 ITSELF = Unreachable("that is this node itself")
+COPY = Unreachable("another process has this node's identity: was its data directory copied?")
+TURNED_AWAY = Unreachable("it is connected to another process that has this node's identity")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +128,8 @@ class Transport(ABC):
         self._incompatible: OrderedDict[NodeId, Incompatible] = OrderedDict()
         self._served: dict[str, Served] = {}
         self._clash: str | None = None
+        self._copies_met = False
+        self._turned_away = (-math.inf, -math.inf)  # the first and the last time, for another life of this node
         self._numbers = itertools.count(1)  # of connections
         self._revision = 0
         self._changed = trio.Event()
@@ -144,7 +151,9 @@ class Transport(ABC):
 
     @property
     def clash(self) -> str | None:
-        """Where another process with this node's own identity was met: a copied data directory. Only one of them can go on."""
+        """Where an older process with this node's own identity was met, as it is with a copied data directory: this node has to
+        stop. The older one notices nothing but a line in its log.
+        """
         return self._clash
 
     @property
@@ -168,8 +177,6 @@ class Transport(ABC):
             parsed = parse_address(address)
         except AddressError as error:
             return Unreachable(str(error))
-        if parsed.node_id == self.node_id:
-            return ITSELF
         if parsed.node_id in self._peers:
             return self._peers[parsed.node_id]
         return await self._dial(parsed)
@@ -185,6 +192,14 @@ class Transport(ABC):
         with trio.move_on_after(OPEN_SECONDS):
             return Stream(peer, protocol, await self._open(peer, protocol.name))
         raise StreamBroken(f"{node_id} did not open a {protocol.name} stream within {OPEN_SECONDS:g} s")
+
+    async def lead(self, node_id: NodeId, protocol: StreamProtocol[T], serve: Serve[T]) -> None:
+        """Open a stream and have `serve` called for it to its end, as for one that the peer opened.
+
+        Raises: what `open` does.
+        """
+        stream = await self.open(node_id, protocol)
+        await self._run_stream(cast("Stream[object]", stream), cast("Serve[object]", serve))
 
     def serve(self, protocol: StreamProtocol[T], serve: Serve[T]) -> None:
         """Have `serve` called for each stream of this protocol that a peer opens, in a trio task of its own.
@@ -214,11 +229,25 @@ class Transport(ABC):
             self._addresses = addresses
             self._touch()
 
-    def _set_clash(self, remote: str) -> None:
-        if self._clash is None:
-            _log.error("another process has this node's identity", remote=remote)
+    def _met_copy(self, remote: str, *, older: bool) -> None:
+        """There is another process with this node's identity, older than this one or not."""
+        if not older:
+            if not self._copies_met:
+                _log.warning("a younger process with this node's identity came, which has to stop", remote=remote)
+            self._copies_met = True
+        elif self._clash is None:
+            _log.error("another process has this node's identity, and was there first", remote=remote)
             self._clash = remote
             self._touch()
+
+    def _was_turned_away(self, remote: str) -> None:
+        """A peer is connected to another life of this node, which answers: one just about to end, or a double's."""
+        now = trio.current_time()
+        first, last = self._turned_away
+        first = now if now - last > APART_SECONDS else first
+        self._turned_away = first, now
+        if now - first > DOUBLE_SECONDS:
+            self._met_copy(remote, older=True)
 
     def _add_peer(self, peer: Peer) -> None:
         self._peers[peer.node_id] = peer
@@ -245,11 +274,14 @@ class Transport(ABC):
         self._touch()
 
     async def _serve_stream(self, peer: Peer, served: Served, carrier: ByteStream) -> None:
+        await self._run_stream(Stream(peer, served.protocol, carrier), served.serve)
+
+    async def _run_stream(self, stream: Stream[object], serve: Serve[object]) -> None:
         """Run what serves one stream; nothing that it does or meets goes further than this stream."""
-        about = {"peer": peer.node_id, "protocol": served.protocol.name}
+        about = {"peer": stream.peer.node_id, "protocol": stream.protocol.name}
         try:
-            async with Stream(peer, served.protocol, carrier) as stream:
-                await served.serve(stream)
+            async with stream:
+                await serve(stream)
         except ProtocolViolation as violation:
             self.counters.violations += 1
             _log.warning("protocol violation", what=str(violation), **about)

@@ -152,21 +152,6 @@ async def test_no_node_is_its_own_peer(kind: Kind) -> None:
 
 
 @both
-async def test_a_copied_identity_is_noticed_at_both_ends(kind: Kind) -> None:
-    same = new_identity()
-    async with open_lab(kind) as lab, lab.node(same) as one, lab.node(same) as other:
-        outcome = await one.dial(other.addresses[0].partition("/p2p/")[0])
-
-        assert isinstance(outcome, Unreachable)
-        assert "identity" in outcome.reason
-        while other.clash is None:
-            await other.wait_past(other.revision)
-        assert one.clash
-        assert not one.peers
-        assert not other.peers
-
-
-@both
 @pytest.mark.parametrize(
     "theirs", [cluster("home", new_key()), cluster("home", None), cluster("away", None)], ids=["key", "no key", "name"]
 )
