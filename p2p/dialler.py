@@ -26,6 +26,7 @@ LOOK_SECONDS = 0.01  # at least, between looks at all targets: many tries may en
 DIALS_MAX = 128  # at once; each is a socket
 TARGETS_MAX = 512
 ADDRESSES_MAX = 8  # of one target
+REST_SECONDS = 60.0  # for an address that people gave, once its node is a member that needs no connection to this one
 STEADY_SECONDS = 5.0  # a connection that lasts less counts as a failure, so that two nodes don't connect and part without end
 
 
@@ -133,8 +134,11 @@ class Dialler:
             self._woken.set()
 
     def forget(self, node_id: NodeId) -> None:
-        """Don't dial this node any more, unless at an address that people gave."""
+        """Don't dial this node any more; at an address that people gave, not for a while."""
         self._nodes.pop(node_id, None)
+        for target in self._joins:
+            if target.node_id == node_id:
+                target.since, target.next_try = None, trio.current_time() + REST_SECONDS
 
     def hurry(self) -> None:
         """Try every target now: the network has changed, or the device woke up."""
@@ -160,12 +164,16 @@ class Dialler:
             if target.why not in {None, ITSELF} and target.node_id not in self._transport.peers
         )
 
-    async def redial(self, node_id: NodeId) -> Peer | Unreachable:
-        """Dial a node now, whatever its delay: whether a lost peer can be reached still."""
+    async def redial(self, node_id: NodeId, addresses: Sequence[str] = ()) -> Peer | Unreachable:
+        """Dial a node now, whatever its delay: whether a lost peer can be reached still.
+
+        `addresses`: to be tried beside those that are known; they are not kept.
+        """
         target = self._nodes.get(node_id)
-        if target is None or not target.addresses:
+        merged = merge_addresses(addresses_of(node_id, addresses), target.addresses if target is not None else ())
+        if not merged:
             return Unreachable("no address of it is known")
-        return await self._dial(target)
+        return await self._dial(Target(merged, node_id))
 
     async def run(self) -> None:
         """Dial what is due, for ever."""
