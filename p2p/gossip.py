@@ -207,7 +207,7 @@ class Gossip:
                 for callback in tuple(self.on_renewed):
                     callback(generation)
             case Clash(message=message):
-                self._stop(message)
+                self._stop(f"{message} (identity {self._transport.node_id})")
 
     def _tell(self, change: Changed) -> None:
         self._revision += 1

@@ -14,8 +14,9 @@ from p2p.gossip import Gossip
 from p2p.identity import Identity
 from p2p.ids import NodeId
 from p2p.lattice import ALIVE, Generation, Liveness
-from p2p.memory_transport import MemoryNetwork, open_network
+from p2p.memory_transport import PORT, MemoryNetwork, open_network
 from p2p.replica import Schema
+from p2p.settings import Settings
 from p2p.sync_wire import node16
 from p2p.transport import OUR_VERSIONS, Transport, Versions
 from tests.p2p.transport_lab import CLUSTER, Libp2pLab
@@ -42,13 +43,20 @@ class Member:
     """One node. `run` is to be cancelled for its end."""
 
     def __init__(
-        self, transport: Transport, joins: Sequence[str], boot: int, book: Mapping[NodeId, Sequence[str]] | None = None
+        self,
+        transport: Transport,
+        joins: Sequence[str],
+        boot: int,
+        *,
+        book: Mapping[NodeId, Sequence[str]] | None = None,
+        settings: Settings | None = None,
     ) -> None:
         self.boot = boot
+        self._scope = trio.CancelScope()
         self.transport = transport
         chance = random.Random(f"{transport.node_id}/{boot}")
         self.node = node16(transport.node_id)
-        self.core = Core(self.node, Generation(boot, boot), cluster=bytes(16), schema=SCHEMA, chance=chance)
+        self.core = Core(self.node, Generation(boot, boot), cluster=bytes(16), schema=SCHEMA, chance=chance, settings=settings)
         self.dialler = Dialler(transport, joins, chance)
         self.gossip = Gossip(self.core, transport, self.dialler, profile=self._profile, remembered=book)
         self.gossip.write(PROFILE, 0, Profile(transport.node_id, transport.addresses))
@@ -60,6 +68,14 @@ class Member:
         return (profile.peer_id, profile.addresses) if isinstance(profile, Profile) else None
 
     async def run(self) -> None:
+        with self._scope:
+            await self._run()
+
+    def stop(self) -> None:
+        """End the loop, not the transport."""
+        self._scope.cancel()
+
+    async def _run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.dialler.run)
             await self.gossip.run()
@@ -93,8 +109,9 @@ class Member:
 class Gossips:
     """Nodes on one network, by number; each in a task of its own, so that any can end at any time."""
 
-    def __init__(self, network: MemoryNetwork, nursery: trio.Nursery) -> None:
+    def __init__(self, network: MemoryNetwork, nursery: trio.Nursery, settings: Settings | None) -> None:
         self.network = network
+        self._settings = settings
         self._nursery = nursery
         self._boots = 0
         self._scopes: dict[int, trio.CancelScope] = {}
@@ -109,31 +126,47 @@ class Gossips:
         host: str | None = None,
         versions: Versions = OUR_VERSIONS,
         remembered: Iterable[Member] = (),
+        before: Callable[[Member], None] = lambda _: None,
     ) -> Member:
-        """A new process of node `number`, at its own address unless told otherwise."""
+        """A new process of node `number`, at its own address unless told otherwise; `before` it runs, something may be done."""
         self._boots += 1
         boot = self._boots
         addresses = [join if isinstance(join, str) else self.members[join].address for join in joins]
         book = {other.node_id: other.transport.addresses for other in remembered}
+        host = host or f"10.0.{number >> 8}.{number & 255}"
+        while self.network.node_at(host, PORT) is not None:  # one that was just killed takes no time to go
+            await trio.lowlevel.checkpoint()
         opening = self.network.open_transport(
             identity(number).node_id,
             CLUSTER,
-            host=host or f"10.0.{number >> 8}.{number & 255}",
+            host=host,
             versions=versions,
             boot=boot.to_bytes(8, "big"),
         )
 
+        self._scopes[number] = trio.CancelScope()
+
         async def live(*, task_status: trio.TaskStatus[Member]) -> None:
             try:
-                async with opening as transport:
-                    member = Member(transport, addresses, boot, book)
-                    task_status.started(member)
-                    await member.run()
+                with self._scopes[number]:
+                    async with opening as transport:
+                        member = Member(transport, addresses, boot, book=book, settings=self._settings)
+                        before(member)
+                        task_status.started(member)
+                        await member.run()
+                        await trio.sleep_forever()
             except* Exception as group:  # noqa: BLE001 - the test looks at it
                 self.ended[boot] = _only(group)
 
         member: Member = await self._nursery.start(live)
         self.members[number] = member
+        return member
+
+    async def leave(self, number: int) -> Member:
+        """As a node does that is told to stop."""
+        member = self.members.pop(number)
+        await member.gossip.leave()
+        self._scopes[number].cancel()
         return member
 
     def kill(self, number: int, *, silent: bool = False) -> Member:
@@ -151,10 +184,10 @@ class Gossips:
 
 
 @asynccontextmanager
-async def open_gossips(seed: int = 0) -> AsyncIterator[Gossips]:
+async def open_gossips(settings: Settings | None = None, *, seed: int = 0) -> AsyncIterator[Gossips]:
     async with open_network(seed) as network, trio.open_nursery() as nursery:
         network.set_latency(0.001, jitter=0.001)
-        yield Gossips(network, nursery)
+        yield Gossips(network, nursery, settings)
         nursery.cancel_scope.cancel()
 
 
@@ -183,12 +216,12 @@ def _only(error: BaseException) -> BaseException:
     return error
 
 
-async def until(condition: Callable[[], bool], seconds: float) -> float:
-    """How long it took. For virtual time, where looking costs nothing."""
+async def until(condition: Callable[[], bool], seconds: float, step: float = 0.005) -> float:
+    """How long it took, to within a step. For virtual time, where waiting costs nothing."""
     began = trio.current_time()
     while not condition():
         assert trio.current_time() - began < seconds, f"not within {seconds:g} s"
-        await trio.sleep(0.005)
+        await trio.sleep(step)
     return trio.current_time() - began
 
 
