@@ -26,7 +26,7 @@ LOOK_SECONDS = 0.01  # at least, between looks at all targets: many tries may en
 DIALS_MAX = 128  # at once; each is a socket
 TARGETS_MAX = 512
 ADDRESSES_MAX = 8  # of one target
-REST_SECONDS = 60.0  # for an address that people gave, once its node is a member that needs no connection to this one
+REST_SECONDS = 600.0  # for an address that people gave, once a connection to its node was given up on purpose
 STEADY_SECONDS = 5.0  # a connection that lasts less counts as a failure, so that two nodes don't connect and part without end
 
 
@@ -41,6 +41,7 @@ class Target:
     since: float | None = None  # connected
     next_try: float = -math.inf
     dialling: bool = False
+    resting: bool = False  # until `next_try`: given up on purpose
     why: Unreachable | None = None
 
 
@@ -134,11 +135,19 @@ class Dialler:
             self._woken.set()
 
     def forget(self, node_id: NodeId) -> None:
-        """Don't dial this node any more; at an address that people gave, not for a while."""
+        """Don't dial this node any more; at an address that people gave, not for a while, or until `knock`."""
         self._nodes.pop(node_id, None)
         for target in self._joins:
             if target.node_id == node_id:
-                target.since, target.next_try = None, trio.current_time() + REST_SECONDS
+                target.since, target.next_try, target.resting = None, trio.current_time() + REST_SECONDS, True
+
+    def knock(self) -> None:
+        """Nobody is connected: the addresses that people gave are wanted again, soon."""
+        for target in self._joins:
+            if target.resting:
+                target.resting = False
+                target.next_try = trio.current_time() + delay(max(1, target.failures), 0, self._random.random())
+        self._woken.set()
 
     def hurry(self) -> None:
         """Try every target now: the network has changed, or the device woke up."""

@@ -7,6 +7,7 @@ the business of connections: what is found is only ever somewhere to dial.
 """
 
 import ipaddress
+import secrets
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -106,11 +107,12 @@ class _Announcement(ServiceListener):
     def start(self) -> None:
         """Raises: OSError, RuntimeError, zeroconf.Error where there is no network for it."""
         zeroconf = self._zeroconf = Zeroconf(interfaces=list(self.hosts), ip_version=IPVersion.V4Only)
-        label = self._node_id[-20:].lower()
+        # Two processes with one identity must not share a name, else their addresses would be mixed up.
+        label = f"{self._node_id[-20:]}-{secrets.token_hex(4)}".lower()
         packed = [ipaddress.ip_address(host).packed for host in self.hosts]
         info = ServiceInfo(
             self._type,
-            f"{self._node_id[-20:]}.{self._type}",
+            f"{label}.{self._type}",
             port=self.port,
             properties={"id": self._node_id},
             server=f"{label}.local.",

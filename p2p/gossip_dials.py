@@ -87,6 +87,8 @@ class Dials:
         left = member is not None and member.standing.liveness is Liveness.LEFT
         if left or (meant and not self._core.mesh):
             self._dialler.forget(peer.node_id)
+        if not self._core.links:
+            self._dialler.knock()
 
     def changed(self, node: bytes) -> None:
         """A member that has left, or is forgotten, is dialled no more, unless the core asks for it."""

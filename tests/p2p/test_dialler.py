@@ -17,6 +17,7 @@ from p2p.dialler import (
     ADDRESSES_MAX,
     DELAY_SECONDS_MAX,
     REDIAL_SECONDS_MAX,
+    REST_SECONDS,
     TARGETS_MAX,
     TRIES_PER_SECOND,
     Dialler,
@@ -214,6 +215,43 @@ async def test_after_the_longest_outage_both_sides_meet_within_seconds(autojump_
             for transport in transports:
                 await until_peers(transport, 7)
         assert all(len(transport.peers) == 7 for transport in transports)
+
+
+async def test_an_address_of_a_node_that_was_given_up_rests_until_nobody_is_connected(autojump_clock: MockClock) -> None:
+    async with (
+        open_network() as network,
+        network.open_transport(new_identity().node_id, CLUSTER) as other,
+        dialling(network, other.addresses[0]) as (transport, dialler),
+    ):
+        await until_peers(transport, 1)
+        await trio.sleep(10)
+        await transport.drop(other.node_id)
+        dialler.forget(other.node_id)
+        await trio.sleep(REST_SECONDS / 2)
+        assert not transport.peers
+
+        dialler.knock()
+
+        with trio.fail_after(1):
+            await until_peers(transport, 1)
+        await transport.drop(other.node_id)
+        dialler.forget(other.node_id)
+        with trio.fail_after(REST_SECONDS + 1):
+            await until_peers(transport, 1)
+
+
+async def test_a_dial_out_of_turn_leaves_no_target_behind(autojump_clock: MockClock) -> None:
+    async with (
+        open_network() as network,
+        network.open_transport(new_identity().node_id, CLUSTER) as other,
+        dialling(network) as (transport, dialler),
+    ):
+        nobody = await dialler.redial(NODES[1], [address(NODES[1], "10.200.0.1")])
+        assert isinstance(nobody, Unreachable)
+        assert isinstance(await dialler.redial(other.node_id, other.addresses), Peer)
+        assert list(transport.peers) == [other.node_id]
+        await trio.sleep(60)
+        assert not dialler.unreached
 
 
 async def test_its_own_address_is_dialled_once(autojump_clock: MockClock) -> None:

@@ -72,6 +72,33 @@ async def test_nodes_of_a_cluster_find_each_other_and_no_others() -> None:
     assert not found[NODES[2]]
 
 
+@pytest.mark.skipif(not multicast_works(), reason="no multicast over loopback here")
+async def test_a_node_hears_of_a_copy_of_itself_and_not_of_itself() -> None:
+    """A21 (exo#1332): two processes with one identity and nobody else on the network."""
+    ports = (4711, 4712)
+    found: dict[int, set[tuple[str, ...]]] = {port: set() for port in ports}
+    met = trio.Event()
+    async with trio.open_nursery() as nursery:
+
+        def start(port: int) -> None:
+            def take(other: NodeId, addresses: tuple[str, ...]) -> None:
+                assert other == NODES[0]
+                found[port].add(addresses)
+                if all(found.values()):
+                    met.set()
+
+            nursery.start_soon(discover, "cccccccc", NODES[0], lambda: (f"/ip4/127.0.0.1/tcp/{port}",), take)
+
+        for port in ports:
+            start(port)
+        with trio.fail_after(FIND_SECONDS):
+            await met.wait()
+        nursery.cancel_scope.cancel()
+
+    for port, other in (ports, ports[::-1]):
+        assert found[port] == {(f"/ip4/127.0.0.1/tcp/{other}/p2p/{NODES[0]}",)}
+
+
 async def test_a_network_without_multicast_is_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """As zeroconf fails where there is no route: the node goes on, and the next addresses are tried."""
     tries = []

@@ -9,13 +9,13 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from p2p.gossip_link import QUEUE_BYTES_MAX, SYNC
+from p2p.gossip_link import QUEUE_BYTES_MAX, SYNC, SyncLink
 from p2p.gossip_streams import REASONS_MAX
 from p2p.lattice import ALIVE, Generation, Liveness, Standing
 from p2p.memory_transport import MemoryTransport
 from p2p.stream import Stream, StreamBroken, StreamProtocol
 from p2p.sync_wire import FRAME_BYTES_MAX, Hello, node16
-from p2p.transport import Transport, Unreachable
+from p2p.transport import OPEN_SECONDS, Transport, Unreachable
 from p2p.wire import FrameCodec
 from tests.p2p.fuzz import bend, body, samples
 from tests.p2p.gossip_lab import NOTE, Gossips, Member, agree, identity, meshed, open_gossips, until
@@ -198,6 +198,27 @@ async def test_who_serves_no_sync_stream_may_stay_for_other_things(autojump_cloc
                 assert victim.node_id in guest.peers
         assert victim.gossip.counters.faults == 0
         assert len(victim.listed()) == 1
+
+
+async def test_who_does_not_answer_when_the_stream_is_opened_is_dropped(autojump_clock: MockClock) -> None:
+    """It was cut off just when it had connected; else nobody would dial it again."""
+    async with open_gossips() as gossips:
+        victim = await gossips.start(1)
+        high = max((identity(number) for number in range(100, 120)), key=lambda candidate: candidate.node_id)
+        async with gossips.network.open_transport(high.node_id, CLUSTER) as guest:
+            await guest.dial(victim.address)
+            gossips.network.partition({guest.node_id}, {victim.node_id})
+            with trio.fail_after(OPEN_SECONDS + 0.1):
+                await until_gone(victim.transport, guest)
+
+
+async def test_a_queue_that_is_full_is_dropped_whole(autojump_clock: MockClock) -> None:
+    async with open_gossips() as gossips:
+        one, other = await gossips.mesh(2)
+        link = SyncLink(one.gossip._streams._links[other.node].stream)
+        frame = b"x" * (QUEUE_BYTES_MAX // 4)
+        assert [link.put(frame) for _ in range(6)] == [True, True, True, True, False, True]
+        assert link._queued == len(frame)
 
 
 async def test_who_never_greets_is_dropped(autojump_clock: MockClock) -> None:

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 import trio
+import trio.testing
 
 from p2p.addresses import parse_address
 from p2p.cluster_key import Cluster, cluster, new_key
@@ -22,7 +23,7 @@ from p2p.libp2p_transport import HALF_OPEN_MAX
 from p2p.stream import StreamBroken
 from p2p.transport import DIAL_SECONDS, OUR_VERSIONS, Transport, Unreachable
 from tests.p2p.rude_node import rude_node, shake_hands, write_raw
-from tests.p2p.transport_lab import ECHO, SINK, connect, echo, new_identity, open_lab, open_pair, serve_echo
+from tests.p2p.transport_lab import ECHO, SINK, connect, echo, narrow, new_identity, open_lab, open_pair, serve_echo
 from tests.p2p.transport_process import TICKS
 
 KEY = new_key()
@@ -358,3 +359,50 @@ except NotImplementedError:
 sys.exit(0 if hasattr(fastecdsa, "__file__") else 1)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+async def quiet(muxer: MendedYamux) -> None:
+    """Wait until nothing has come for a moment: a new connection measures its round trip."""
+    while True:
+        with trio.move_on_after(0.2) as scope:
+            await muxer.frames.wait_message()
+        if scope.cancelled_caught:
+            return
+
+
+async def test_a_peer_is_asked_whether_it_lives() -> None:
+    async with open_pair("libp2p") as (one, other):
+        muxer = one._connections[other.node_id].muxer  # type: ignore[attr-defined]
+        await quiet(muxer)
+
+        assert await muxer.answers(5)
+
+        async with rude_node(one) as (_, theirs):
+            guest = next(connection for connection in one._connections.values() if connection.muxer is not muxer)  # type: ignore[attr-defined]
+            await quiet(guest.muxer)
+            theirs.outbox.shut()  # it reads, and answers nothing
+            assert not await guest.muxer.answers(0.2)
+            theirs.sever("the test ends it")
+            assert not await guest.muxer.answers(50), "it waits for no answer where the connection ends"
+
+
+async def test_a_goodbye_while_the_connection_breaks_in_mid_write() -> None:
+    async with open_lab("libp2p") as lab, lab.node() as one:
+        secured = await shake_hands(one)
+        identity = secured.session.local_peer.to_string()
+        await secured.send(hello(secrets.token_bytes(8), (), OUR_VERSIONS))
+        assert isinstance(await secured.receive(), Hello)
+        if identity < one.node_id:
+            await secured.send(Decision(True))
+        while identity not in one.peers:
+            await one.wait_past(one.revision)
+        narrow(one)
+        muxer = one._connections[one.peers[identity].node_id].muxer  # type: ignore[attr-defined]
+        for _ in range(100):  # far more than the sockets hold; nobody reads
+            muxer.outbox.put(bytes(65_000))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(muxer.goodbye)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+
+            muxer.sever("the peer went")
+        secured.socket.cut()
