@@ -218,6 +218,7 @@ async def test_a_queue_that_is_full_is_dropped_whole(autojump_clock: MockClock) 
         link = SyncLink(one.gossip._streams._links[other.node].stream)
         frame = b"x" * (QUEUE_BYTES_MAX // 4)
         assert [link.put(frame) for _ in range(6)] == [True, True, True, True, False, True]
+        assert list(link._queue) == [frame]
         assert link._queued == len(frame)
 
 

@@ -362,9 +362,9 @@ sys.exit(0 if hasattr(fastecdsa, "__file__") else 1)
 
 
 async def quiet(muxer: MendedYamux) -> None:
-    """Wait until nothing has come for a moment: a new connection measures its round trip."""
+    """Wait until nothing has come for a while: half a second after its start a connection measures its round trip."""
     while True:
-        with trio.move_on_after(0.2) as scope:
+        with trio.move_on_after(0.8) as scope:
             await muxer.frames.wait_message()
         if scope.cancelled_caught:
             return
