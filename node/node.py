@@ -1,76 +1,72 @@
-"""The node: takes requests from any door, finds the instance for each, and follows it to its end."""
+"""The node: takes requests from any door, finds each an instance anywhere in the cluster, and follows it to its end."""
 
+import random
 import time
-import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from typing import Self
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import structlog
 import trio
 from msgspec import Struct
 
-from inference.requests import END_EVENTS, Event, Failed, Finished, Request
+from inference.models import Model
+from inference.requests import Event, Failed, Finished, Request
+from node.affinity import prefixes
+from node.cluster_view import ClusterView, Target
 from node.config import Config
+from node.executors import Executors
+from node.home_task import HomeTask
+from node.instances import Instance, Phase
+from node.line import Seats
 from node.local_runners import Down, LocalInstance, LocalRunners, OnItsWay, Up
 from node.names import ServedName, Unknown, resolve
-from node.reception import Reception, Seats, Started, Ticket, cannot_serve
-from node.service import Answer, ModelNotFound, NoRoute, ServedModel
+from node.own_records import LocalFacts, NodeFacts
+from node.reconciler import Facts, Reconciler
+from node.records import CANCEL, TASK, TaskId
+from node.resources import runner_memory_bytes
+from node.routing import Route, Router, need_tokens
+from node.served import Served, failed_reason, served_models
+from node.service import Answer, ModelNotFound, NoRoute, QueueFull, ServedModel
+from node.standing import Coming, Lost, Serving, Standing
+from node.task_home import TaskHome
 from node.waiting import RETRY_SECONDS_MAX, retry_seconds
+from p2p.effects import Changed
 
 DURATIONS_MAX = 32  # of the requests that ended last; what Retry-After is worked out from
+TASKS_MAX = 2000  # of this home at once
 
 STOPPING = "This node is stopping."
-NO_MODEL = "No model runs on this node: start it with --model MODEL."
+NO_MODEL = "No model runs in this cluster: start a node with --model MODEL."
 
 _log = structlog.get_logger("tasks")
 
 
 class NodeSettings(Struct, frozen=True, kw_only=True):
-    """What of the configuration concerns requests."""
+    """What of the configuration concerns requests, and what this node tells of itself."""
 
     aliases: dict[str, str]  # alias: model
     waiting_max: int
     task_timeout_seconds: float
+    cluster: str = "default"
+    device: str = ""
+    memory_bytes: int = 0
+    memory_limit_bytes: int = 0
+    version: str = ""
 
     @classmethod
-    def of(cls, config: Config) -> "NodeSettings":
-        """As configured."""
+    def of(cls, config: Config, memory_bytes: int, device: str, version: str) -> "NodeSettings":
+        """As configured, on this device."""
         return cls(
             aliases=dict(config.aliases),
             waiting_max=config.max_waiting,
             task_timeout_seconds=config.task_timeout_seconds,
+            cluster=config.cluster,
+            device=device,
+            memory_bytes=memory_bytes,
+            memory_limit_bytes=runner_memory_bytes(config.max_memory_bytes, memory_bytes),
+            version=version,
         )
-
-
-class _Events:
-    """A request's events to the end. Where the runner's stream breaks off before one, the request's time was over."""
-
-    def __init__(self, ticket: Ticket, started: Started) -> None:
-        self.end: Finished | Failed | None = None
-        self._ticket = ticket
-        self._first: Event | None = started.first
-        self._rest = started.rest
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Event:
-        if self.end is not None:
-            raise StopAsyncIteration
-        if self._first is not None:
-            event, self._first = self._first, None
-        else:
-            assert self._rest is not None
-            try:
-                event = await anext(self._rest)
-            except StopAsyncIteration:
-                event = self._ticket.timed_out()
-        if isinstance(event, END_EVENTS):
-            assert isinstance(event, Finished | Failed), "a refusal never leaves the reception"
-            self.end = event
-        return event
 
 
 class _Answer(Struct):
@@ -82,90 +78,212 @@ class _Answer(Struct):
 
 
 class Node:
-    """The service that this device offers; see `node.service.Service`. Made in trio."""
+    """The service that this device offers; see `node.service.Service`. Made in trio, after the facts were begun."""
 
     def __init__(
         self,
         node_id: str,
         name: str,
         settings: NodeSettings,
-        runners: LocalRunners,
-        nursery: trio.Nursery,
         *,
+        facts: Facts,
+        runners: LocalRunners,
+        executors: Executors,
+        nursery: trio.Nursery,
+        addresses: Callable[[], tuple[str, ...]] = tuple,
+        models: Callable[[], tuple[Model, ...]] = tuple,
+        chance: random.Random | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.node_id = node_id
         self.name = name
-        self._settings = settings
-        self._runners = runners
-        self._nursery = nursery  # for what watches over requests; cancelled with the node
+        self.settings = settings
+        self.facts = facts
+        self.runners = runners
+        self._executors = executors
+        self._addresses = addresses
+        self._models = models
+        self._chance = random.Random() if chance is None else chance  # noqa: S311 - spreads load, hides nothing
         self._wall_clock = wall_clock
-        self._seats = Seats(settings.waiting_max, [])
-        self._receptions: dict[str, Reception] = {}
-        self._in_flight: dict[str, float] = {}  # task id: its start on trio's clock
+        core = facts.core
+        self.boot = core.me.standing.generation.nonce
+        self.view = ClusterView(core.node, core.replica, facts.believe)
+        self._seats = Seats(settings.waiting_max, {})
+        self.home = TaskHome(
+            core.node,
+            self.view,
+            router=Router(self._chance),
+            records=facts,
+            execute=executors.execute,
+            standing=self.standing,
+            seats=self._seats,
+            nursery=nursery,
+            retry_after=self._retry_after,
+        )
+        self.reconciler = Reconciler(facts, self.view, self._own_facts, self.home, executors.submitted)
+        self._tasks: dict[int, HomeTask] = {}  # by number
+        self._numbers = 0
+        self._instances: dict[int, LocalInstance] = {}
+        self._pinned: set[int] = set()
+        self._coming: dict[str, float] = {}  # models on their way, by name: since when
         self._durations: deque[float] = deque(maxlen=DURATIONS_MAX)
         self._none_in_flight = trio.Event()
         self._draining = False
+        facts.on_changed.append(self._on_changed)
+        executors.bind(self)
 
-    def run_model(self, model: str) -> LocalInstance:
+    # Its own instances.
+
+    def run_model(self, model: str, *, pinned: bool = True) -> LocalInstance:
         """Have a model run here; requests for it wait from now on."""
-        instance_id = uuid.uuid4().hex
-        instance = self._runners.start(instance_id, model, self._wall_clock())
-        self._receptions[instance_id] = Reception(instance, self._seats, self._retry_after)
+        instance_id = self._chance.getrandbits(63)
+        instance = self.runners.start(f"{instance_id:016x}", model, self._wall_clock())
+        self.adopt(instance_id, instance, pinned=pinned)
         return instance
 
+    def adopt(self, instance_id: int, instance: LocalInstance, *, pinned: bool) -> None:
+        """Take on an instance that is on its way already."""
+        self._instances[instance_id] = instance
+        if pinned:
+            self._pinned.add(instance_id)
+        instance.on_change.append(self._on_instance)
+        self._on_instance()
+
+    def instance(self, instance_id: int) -> LocalInstance | None:
+        """One of this node's."""
+        return self._instances.get(instance_id)
+
+    def _on_instance(self) -> None:
+        self.reconciler.publish()
+        now = trio.current_time()
+        coming = {i.name for i in self._instances.values() if isinstance(i.phase, OnItsWay)}
+        self._coming = {name: self._coming.get(name, now) for name in coming}
+        self.home.look()
+        self._executors.look()
+
+    def _on_changed(self, change: Changed) -> None:
+        self.view.update(change)
+        self._executors.changed(change)
+        if change.changes:
+            for written in change.changes:
+                kind, name = written.key
+                if kind == CANCEL and isinstance(name, tuple) and name[0] == self.boot and written.record is not None:
+                    task = self._tasks.get(name[1])
+                    if task is not None:
+                        self.home.cancel(task)
+
+    def _own_facts(self) -> NodeFacts:
+        settings = self.settings
+        return NodeFacts(
+            node_id=self.node_id,
+            boot=self.boot,
+            name=self.name,
+            addresses=self._addresses(),
+            device=settings.device,
+            memory_bytes=settings.memory_bytes,
+            memory_limit_bytes=settings.memory_limit_bytes,
+            version=settings.version,
+            draining=self._draining,
+            models=self._models(),
+            instances=tuple(
+                LocalFacts(
+                    instance_id=instance_id,
+                    number=number,
+                    asked=instance.asked,
+                    created=instance.created,
+                    pinned=instance_id in self._pinned,
+                    phase=instance.phase,
+                    state=instance.supervisor.state if instance.supervisor is not None else None,
+                    model=instance.model,
+                )
+                for number, (instance_id, instance) in enumerate(self._instances.items(), 1)
+            ),
+        )
+
+    # What is served, under which names.
+
+    def _served(self) -> dict[str, Served | None]:
+        """By name; None for models that are on their way to this node's disk, whose hash nobody knows yet."""
+        served: dict[str, Served | None] = dict(served_models(self.view.roster.instances.values()))
+        for instance in self._instances.values():
+            if not isinstance(instance.phase, Down):
+                served.setdefault(instance.name, None)
+        return served
+
     def models(self) -> tuple[ServedModel, ...]:
-        """The models that can be asked for here, under their names and aliases; those whose files are not here yet are not."""
-        served = []
-        for instance in self._instances():
-            if instance.model is None:
+        """The models that can be asked for, under their names and this node's aliases; those on no disk yet are not."""
+        found = []
+        for name, served in self._served().items():
+            if served is None:
                 continue
-            names = [instance.name, *(alias for alias in self._settings.aliases if self._named(alias) == instance.name)]
-            for name in dict.fromkeys(names):
-                model_hash, created = instance.model.model_hash, int(instance.created)
-                served.append(ServedModel(name=name, model_hash=model_hash, created=created, context=instance.context))
-        return tuple(served)
+            created = min((s.record.created for i in served.instances for s in i.shards if s is not None), default=0)
+            names = [name, *(alias for alias in self.settings.aliases if self._named(alias) == name)]
+            context = max(map(self._context, served.instances), default=0)
+            found += [ServedModel(name=n, model_hash=served.model_hash, created=created, context=context) for n in names]
+        return tuple(found)
+
+    def _context(self, instance: Instance) -> int:
+        local = self._instances.get(instance.instance_id)
+        if local is not None:
+            return local.context
+        head = instance.head
+        if head is None:
+            return 0
+        runners = self.view.roster.runners
+        return next((r.record.context for r in runners if (r.node, r.number) == (head.node, head.record.runner)), 0)
+
+    def _named(self, model: str | None) -> str | Unknown:
+        spellings: dict[str, list[str]] = {}
+        for instance in self._instances.values():
+            spellings.setdefault(instance.name, []).append(instance.asked)
+        names = dict.fromkeys([*(i.name for i in self._instances.values()), *self._served()])
+        return resolve(model, [ServedName(name, tuple(spellings.get(name, ()))) for name in names], self.settings.aliases)
+
+    def standing(self, name: str) -> Standing:
+        """How a model stands, by its served name."""
+        served = self._served().get(name)
+        hashes = (served.model_hash,) if served is not None else ()
+        if any(self.view.roster.candidates(model_hash) for model_hash in hashes):
+            return Standing(Serving(), hashes)
+        local = [instance for instance in self._instances.values() if instance.name == name]
+        for instance in local:
+            phase = instance.phase
+            if isinstance(phase, OnItsWay | Up):
+                text = phase.text if isinstance(phase, OnItsWay) else "getting ready"
+                done, total = (phase.done, phase.total) if isinstance(phase, OnItsWay) else (0, 0)
+                since = self._coming.get(name, trio.current_time())
+                return Standing(Coming(f"The model {name!r} is still {text}.", since, done, total), hashes)
+        if served is not None:
+            since = self._coming.setdefault(name, trio.current_time())
+            ready = any(instance.phase is Phase.READY for instance in served.instances)
+            text = "on a node that can't be reached or is stopping" if ready else "still being loaded"
+            return Standing(Coming(f"The model {name!r} is {text}.", since), hashes)
+        for instance in local:
+            if isinstance(instance.phase, Down):
+                return Standing(Lost(cannot_serve(name, instance.phase.reason)))
+        reason = failed_reason(self.view.roster.instances, name)
+        return Standing(Lost(cannot_serve(name, reason or "No node runs it any more.")))
 
     def not_ready(self) -> str | None:
         """None once a model can be served from here, else one sentence why not."""
         if self._draining:
             return STOPPING
-        phases = {instance.name: instance.phase for instance in self._runners.instances.values()}
-        if any(isinstance(phase, Up) for phase in phases.values()):
+        names = list(dict.fromkeys([*self._served(), *(i.name for i in self._instances.values())]))
+        standings = [self.standing(name).state for name in names]
+        if any(isinstance(state, Serving) for state in standings):
             return None
-        for name, phase in phases.items():
-            if isinstance(phase, OnItsWay):
-                return f"The model {name!r} is {phase.text}."
-        for name, phase in phases.items():
-            if isinstance(phase, Down):
-                return cannot_serve(name, phase)
+        for kind in (Coming, Lost):
+            for state in standings:
+                if isinstance(state, kind):
+                    return state.reason.replace(" is still ", " is ")
         return NO_MODEL
+
+    # Requests.
 
     @property
     def in_flight(self) -> int:
-        """Requests that wait or run."""
-        return len(self._in_flight)
-
-    def _instances(self) -> list[LocalInstance]:
-        """Those that serve or will."""
-        return [instance for instance in self._runners.instances.values() if not isinstance(instance.phase, Down)]
-
-    def _named(self, model: str | None) -> str | Unknown:
-        served = [ServedName(instance.name, (instance.asked,)) for instance in self._runners.instances.values()]
-        return resolve(model, served, self._settings.aliases)
-
-    def _instance(self, model: str | None) -> LocalInstance:
-        """The instance that is meant.
-
-        Raises: ModelNotFound, NoRoute.
-        """
-        if not self._runners.instances:
-            raise NoRoute(NO_MODEL, RETRY_SECONDS_MAX)
-        name = self._named(model)
-        if isinstance(name, Unknown):
-            raise ModelNotFound(name.message)
-        meant = [instance for instance in self._runners.instances.values() if instance.name == name]
-        return next((instance for instance in meant if not isinstance(instance.phase, Down)), meant[0])
+        """Requests of this home that wait or run, and those of others that run here."""
+        return len(self._tasks) + self._executors.running
 
     @asynccontextmanager
     async def generate(self, model: str | None, request: Request) -> AsyncIterator[Answer]:
@@ -177,65 +295,100 @@ class Node:
         """
         if self._draining:
             raise NoRoute(STOPPING, RETRY_SECONDS_MAX)
-        reception = self._receptions[self._instance(model).instance_id]
-        ticket = Ticket(uuid.uuid4().hex, trio.current_time(), self._settings.task_timeout_seconds)
-        with self._counted(ticket.task_id):
-            async with reception.admit(ticket, request) as started:
-                events = _Events(ticket, started)
-                with self._watched(ticket, started):
-                    try:
-                        yield _Answer(ticket.task_id, self.node_id, events)
-                    finally:
-                        self._log_end(ticket.task_id, events.end)
-
-    @contextmanager
-    def _watched(self, ticket: Ticket, started: Started) -> Iterator[None]:
-        """End the request at its deadline. A cancel scope around each wait for an event would cost more than the event."""
-        watch = trio.CancelScope()
-
-        async def expire() -> None:
-            with watch:
-                await trio.sleep_until(ticket.deadline)
-                await started.close()
-
-        self._nursery.start_soon(expire)
+        task = self._new_task(self._meant(model), request)
+        self._tasks[task.task_id.number] = task
         try:
-            yield
+            async with self.home.open(task) as events:
+                try:
+                    yield _Answer(task.task_id.text, self._executed_by(task), events)
+                finally:
+                    _log_end(task)
         finally:
-            watch.cancel()
+            del self._tasks[task.task_id.number]
+            self._durations.append(trio.current_time() - task.began)
+            self._look_idle()
 
-    @contextmanager
-    def _counted(self, task_id: str) -> Iterator[None]:
-        self._in_flight[task_id] = started = trio.current_time()
-        try:
-            yield
-        finally:
-            del self._in_flight[task_id]
-            self._durations.append(trio.current_time() - started)
-            if not self._in_flight:
-                self._none_in_flight.set()
+    def _meant(self, model: str | None) -> str:
+        """The served name of the model that is meant.
 
-    def _log_end(self, task_id: str, end: Finished | Failed | None) -> None:
-        match end:
-            case Finished(reason=reason, usage=usage):
-                _log.debug("task ended", task=task_id, reason=reason, tokens=usage.completion_tokens)
-            case Failed(code=code):  # its message may quote the prompt
-                _log.info("task failed", task=task_id, code=code)
-            case None:
-                _log.debug("task cancelled", task=task_id)
+        Raises: ModelNotFound, NoRoute.
+        """
+        if not self._instances and not self._served():
+            raise NoRoute(NO_MODEL, RETRY_SECONDS_MAX)
+        name = self._named(model)
+        if isinstance(name, Unknown):
+            raise ModelNotFound(name.message)
+        return name
+
+    def _new_task(self, name: str, request: Request) -> HomeTask:
+        if len(self._tasks) >= TASKS_MAX:
+            raise QueueFull(f"{TASKS_MAX} requests are at this node already, and that is all it takes.", self._retry_after())
+        self._numbers += 1
+        served = self._served().get(name)
+        route = Route(need_tokens(request), prefixes(request.prompt, served.model_hash if served is not None else name))
+        task_id = TaskId(self.boot, self._numbers)
+        return HomeTask(
+            task_id, name, request, route, began=trio.current_time(), seconds_max=self.settings.task_timeout_seconds
+        )
+
+    def _executed_by(self, task: HomeTask) -> str:
+        attempt = self.home.running[task]
+        return self.node_id if attempt is None else self.name_of(attempt.target)
+
+    def name_of(self, target: Target) -> str:
+        """The node id of an instance's head."""
+        if target.head == self.facts.core.node:
+            return self.node_id
+        return self.facts.node_id(target.head) or target.head.hex()
 
     def _retry_after(self) -> int:
         """Seconds after which a request that was turned away may find a seat."""
         now = trio.current_time()
-        durations = list(self._durations) or [now - started for started in self._in_flight.values()]
-        running = len(self._in_flight) - self._seats.taken
-        return retry_seconds(durations, running, self._seats.taken)
+        durations = list(self._durations) or [now - task.began for task in self._tasks.values()]
+        return retry_seconds(durations, len(self._tasks) - self._seats.taken, self._seats.taken)
+
+    def cancel(self, task_id: TaskId) -> bool:
+        """Wish for the end of a task, of any node; whether it is known here."""
+        if task_id.home == self.boot:
+            task = self._tasks.get(task_id.number)
+            if task is not None:
+                self.home.cancel(task)
+            return task is not None or (TASK, task_id.number) in self.facts.core.me.namespace.records
+        return self._executors.cancel(task_id)
+
+    def look_idle(self) -> None:
+        """Somebody's task has ended here."""
+        self._look_idle()
+
+    def _look_idle(self) -> None:
+        if not self.in_flight:
+            self._none_in_flight.set()
 
     async def drain(self) -> None:
         """Refuse new work and send away what waits; returns once nothing runs any more."""
         self._draining = True
-        for reception in self._receptions.values():
-            reception.close(STOPPING)
-        while self._in_flight:
+        self.reconciler.publish()
+        self.home.close(STOPPING)
+        while self.in_flight:
             self._none_in_flight = trio.Event()
             await self._none_in_flight.wait()
+
+    @property
+    def draining(self) -> bool:
+        """Whether it takes no new work."""
+        return self._draining
+
+
+def cannot_serve(name: str, reason: str) -> str:
+    """One sentence for whoever asks for a model that is down."""
+    return f"The model {name!r} can't be served: {reason}"
+
+
+def _log_end(task: HomeTask) -> None:
+    match task.end:
+        case Finished(reason=reason, usage=usage):
+            _log.debug("task ended", task=task.task_id.text, reason=reason, tokens=usage.completion_tokens)
+        case Failed(code=code):  # its message may quote the prompt
+            _log.info("task failed", task=task.task_id.text, code=code)
+        case None:
+            _log.debug("task cancelled", task=task.task_id.text)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import platform
 import resource
 from pathlib import Path
 
@@ -27,6 +28,11 @@ def device_memory_bytes(cgroups: Path = _CGROUPS) -> int:
 def runner_memory_bytes(max_memory_bytes: int | None, device_bytes: int) -> int:
     """What runners may use on a device with so much memory."""
     return int(device_bytes * MEMORY_SHARE) if max_memory_bytes is None else max_memory_bytes
+
+
+def device_name() -> str:
+    """What this device is, in a few words for people: `Darwin arm64, 10 cores`."""
+    return f"{platform.system()} {platform.machine()}, {core_count()} cores"
 
 
 def core_count(cgroups: Path = _CGROUPS) -> int:

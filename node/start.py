@@ -7,9 +7,13 @@ goes, and the lock last.
 
 import contextlib
 import os
+import secrets
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+from typing import NamedTuple
 
 import structlog
 import trio
@@ -22,15 +26,22 @@ from inference.model_store import ModelStore
 from inference.runner_protocol import LoadModel
 from inference.runner_state import RunnerProcess
 from node import logs
+from node.cluster_service import Cluster
 from node.config import Config, process_environment
 from node.data_dir import IDENTITY_FILE, DataDirError, NodeFile, locked_data_dir, write_node_file
+from node.disk_models import DiskModels
+from node.dump_stream import DUMP, DumpTeller
 from node.errors import CommandError
+from node.executors import Executors
 from node.local_runners import Down, LocalInstance, LocalRunners, RunnerSettings, open_local_runners
+from node.membership import Membership, alone, open_membership
 from node.node import Node, NodeSettings
 from node.progress import ModelProgress, ProgressLine
-from node.resources import raise_file_limit
+from node.resources import device_memory_bytes, device_name, raise_file_limit
 from node.stop_signals import StopSignals
+from p2p.gossip import IdentityClash
 from p2p.identity import Identity, IdentityError, load_or_create
+from p2p.transport import ListenFailed
 
 _log = structlog.get_logger("node")
 
@@ -76,31 +87,111 @@ async def _run(config: Config, identity: Identity, stop: StopSignals, line: Prog
     async def launch(command: LoadModel) -> RunnerProcess:
         return await launch_runner(command, environment=process_environment())
 
-    async with (
-        trio.open_nursery() as nursery,
-        open_local_runners(RunnerSettings.of(config), store.resolve, launch) as runners,
-    ):
-        node = Node(identity.node_id, config.name, NodeSettings.of(config), runners, nursery)
-        doors = trio.CancelScope()
+    failures: list[str] = []
+    async with open_local_runners(RunnerSettings.of(config), store.resolve, launch) as runners:
+        instance_id, started = secrets.randbits(63), None
+        if config.model is not None:  # first of all: it takes longest
+            started = runners.start(f"{instance_id:016x}", config.model, time.time())
+            ModelProgress(started, line)
         try:
-            urls = await _open_doors(node, config, doors, nursery)
-            write_node_file(config.data_dir, NodeFile(os.getpid(), node.node_id, urls[0] if urls else None, []))
+            async with open_membership(config, identity, time.time()) as membership, trio.open_nursery() as nursery:
+                node, cluster = _assemble(config, membership, runners, store, nursery)
+                nursery.start_soon(membership.gossip.run)
+                if started is not None:
+                    node.adopt(instance_id, started, pinned=True)
+                nursery.start_soon(node.reconciler.run)
+                await _live(_Life(config, node, cluster, membership, started, failures, stop))
+                await _stop_runners(runners, stop)
+                await membership.gossip.leave()
+                nursery.cancel_scope.cancel()
+        except* (ListenFailed, IdentityClash) as group:
+            failures.append(_sentence(group))
+    return failures[0] if failures else None
+
+
+def _sentence(error: BaseException) -> str:
+    """What one of the expected failures says, out of the groups in which nurseries raise it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error)
+
+
+def _assemble(
+    config: Config, membership: Membership, runners: LocalRunners, store: ModelStore, nursery: trio.Nursery
+) -> tuple[Node, Cluster]:
+    """The node, ready to serve its peers."""
+    disk = DiskModels(store)
+    node = Node(
+        membership.transport.node_id,
+        config.name,
+        NodeSettings.of(config, device_memory_bytes(), device_name(), version("shoal")),
+        facts=membership.gossip,
+        runners=runners,
+        executors=Executors(),
+        nursery=nursery,
+        addresses=lambda: membership.transport.addresses,
+        models=lambda: disk.models,
+    )
+    disk.on_change.append(node.reconciler.publish)
+    nursery.start_soon(disk.run)
+    cluster = Cluster(node, membership)
+    membership.transport.serve(DUMP, DumpTeller(cluster.dump).serve)
+    return node, cluster
+
+
+class _Life(NamedTuple):
+    """What a running node consists of."""
+
+    config: Config
+    node: Node
+    cluster: Cluster
+    membership: Membership
+    started: LocalInstance | None
+    failures: list[str]
+    stop: StopSignals
+
+
+async def _live(life: _Life) -> None:
+    """From the doors' opening to their closing."""
+    config, node, transport = life.config, life.node, life.membership.transport
+    doors = trio.CancelScope()
+    async with trio.open_nursery() as nursery:
+        try:
+            urls = await _open_doors(life, doors, nursery)
+            _write_node_file(life, urls)
         except (ListenError, DataDirError) as error:
-            failure: str | None = str(error)
+            life.failures.append(str(error))
         else:
-            _announce(config, node.node_id, urls)
-            failure = await _serve_until_end(node, config, stop, line)
+            _announce(config, node.node_id, urls, transport.addresses)
+            nursery.start_soon(_keep_node_file, life, urls)
+            await _serve_until_end(life)
         doors.cancel()
-        await _stop_runners(runners, stop)
         nursery.cancel_scope.cancel()
-    return failure
 
 
-async def _open_doors(node: Node, config: Config, doors: trio.CancelScope, nursery: trio.Nursery) -> tuple[str, ...]:
+def _write_node_file(life: _Life, urls: tuple[str, ...]) -> None:
+    addresses = list(life.membership.transport.addresses)
+    file = NodeFile(os.getpid(), life.node.node_id, urls[0] if urls else None, addresses)
+    write_node_file(life.config.data_dir, file)
+
+
+async def _keep_node_file(life: _Life, urls: tuple[str, ...]) -> None:
+    """Addresses change with the device's networks."""
+    transport = life.membership.transport
+    while True:
+        addresses, revision = transport.addresses, transport.revision
+        while transport.addresses == addresses:
+            revision = await transport.wait_past(revision)
+        with contextlib.suppress(DataDirError):
+            _write_node_file(life, urls)
+
+
+async def _open_doors(life: _Life, doors: trio.CancelScope, nursery: trio.Nursery) -> tuple[str, ...]:
     """Serve HTTP, where it is wanted, until `doors` is cancelled; returns its URLs, IPv4 first.
 
     Raises: ListenError.
     """
+    config = life.config
     if not config.api:
         return ()
     settings = ApiSettings(
@@ -113,43 +204,42 @@ async def _open_doors(node: Node, config: Config, doors: trio.CancelScope, nurse
 
     async def run(*, task_status: trio.TaskStatus[tuple[str, ...]]) -> None:
         with doors:
-            await serve(node, settings, task_status=task_status)
+            await serve(life.node, settings, cluster=life.cluster, task_status=task_status)
 
     urls: tuple[str, ...] = await nursery.start(run)
     return tuple(sorted(urls, key=lambda url: "[" in url))
 
 
-def _announce(config: Config, node_id: str, urls: tuple[str, ...]) -> None:
+def _announce(config: Config, node_id: str, urls: tuple[str, ...], p2p: tuple[str, ...]) -> None:
     """The lines that say that the node is up, for people and for programs that started it."""
-    lines = [f"node {node_id} ready", *(f"api {url}" for url in urls)]
+    lines = [f"node {node_id} ready", *(f"api {url}" for url in urls), *(f"p2p {address}" for address in p2p)]
     with contextlib.suppress(OSError, ValueError):  # nobody has to read them
         print("\n".join(lines), flush=True)  # noqa: T201 - this is the command's output
     _log.info("node is up", name=config.name, api=" ".join(urls) or "none", data_dir=str(config.data_dir))
+    hint = alone(config)
+    if hint is not None:
+        _log.info(hint)
 
 
-async def _serve_until_end(node: Node, config: Config, stop: StopSignals, line: ProgressLine) -> str | None:
-    """Run the model and take requests until told to stop, then let what runs end; returns why that was not to be."""
-    failures: list[str] = []
+async def _serve_until_end(life: _Life) -> None:
+    """Take requests until told to stop, then let what runs end; or until its own model can't be run."""
     async with trio.open_nursery() as nursery:
 
         async def watch(instance: LocalInstance) -> None:
             phase = await instance.settled()
             if isinstance(phase, Down):  # later on, the others are served; but a node whose own model never ran is no use
-                failures.append(phase.reason)
+                life.failures.append(phase.reason)
                 nursery.cancel_scope.cancel()
 
-        if config.model is not None:
-            instance = node.run_model(config.model)
-            ModelProgress(instance, line)
-            nursery.start_soon(watch, instance)
-        await stop.wait(1)
+        if life.started is not None:
+            nursery.start_soon(watch, life.started)
+        await life.stop.wait(1)
         nursery.cancel_scope.cancel()
-    if failures:
-        return failures[0]
-    _log.info(_stopping(node.in_flight, config.drain_timeout_seconds))
-    with trio.move_on_after(config.drain_timeout_seconds):
-        await _hurried(node.drain, stop)
-    return None
+    if life.failures:
+        return
+    _log.info(_stopping(life.node.in_flight, life.config.drain_timeout_seconds))
+    with trio.move_on_after(life.config.drain_timeout_seconds):
+        await _hurried(life.node.drain, life.stop)
 
 
 def _stopping(in_flight: int, seconds_max: float) -> str:

@@ -23,8 +23,12 @@ from inference.runner_protocol import LoadModel
 from inference.runner_state import RunnerProcess
 from node import logs
 from node.config import read
+from node.executors import Executors
 from node.local_runners import RunnerSettings, open_local_runners
+from node.membership import open_membership
 from node.node import Node, NodeSettings
+from node.resources import device_memory_bytes
+from p2p.identity import load_or_create
 from scripts.benchmarks.figures import PAIRS_MIN, median, report
 from scripts.benchmarks.node_process import NodeProcess, running_node
 
@@ -88,8 +92,22 @@ async def added_seconds(directory: Path) -> list[tuple[float, float]]:
 
     pairs = []
     resolve = ModelStore(config.models_dir, os.environ).resolve
-    async with trio.open_nursery() as nursery, open_local_runners(RunnerSettings.of(config), resolve, launch) as runners:
-        node = Node("bench", "bench", NodeSettings.of(config), runners, nursery)
+    identity = load_or_create(directory / "identity.key")
+    async with (
+        open_local_runners(RunnerSettings.of(config), resolve, launch) as runners,
+        open_membership(config, identity, time.time()) as membership,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(membership.gossip.run)
+        node = Node(
+            identity.node_id,
+            "bench",
+            NodeSettings.of(config, device_memory_bytes(), "", ""),
+            facts=membership.gossip,
+            runners=runners,
+            executors=Executors(),
+            nursery=nursery,
+        )
         await node.run_model(str(directory / "model")).settled()
         urls = await nursery.start(functools.partial(serve, node, ApiSettings(addresses=(("127.0.0.1", 0),))))
         port = int(urls[0].rpartition(":")[2])

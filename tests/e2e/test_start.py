@@ -46,11 +46,16 @@ def refused(directory: Path, *options: str, status: int = 1) -> str:
 def test_it_is_up_serves_and_leaves_nothing(tmp_path: Path, model: str, number: signal.Signals) -> None:
     with node(tmp_path, "--model", model) as process:
         url = process.url
-        ready, api = process.lines
+        process.wait_for("p2p ", log=False)
+        ready, api, p2p = process.lines
         node_id = ready.removeprefix("node ").removesuffix(" ready")
         public_key_of(node_id)
         assert api == f"api {url}"
-        assert json.loads(process.node_json.read_text()) == {"pid": process.pid, "node_id": node_id, "api": url, "p2p": []}
+        address = p2p.removeprefix("p2p ")
+        assert address.startswith("/ip4/127.0.0.1/tcp/")
+        assert address.endswith(f"/p2p/{node_id}")
+        file = {"pid": process.pid, "node_id": node_id, "api": url, "p2p": [address]}
+        assert json.loads(process.node_json.read_text()) == file
         assert process.request("GET", "/healthz")[0] == 200
         status, document = process.chat()
         assert (status, document["usage"]["completion_tokens"]) == (200, 5)
@@ -63,7 +68,7 @@ def test_it_is_up_serves_and_leaves_nothing(tmp_path: Path, model: str, number: 
         assert not runner.is_running()
         assert not process.node_json.exists()
         assert left_running(tmp_path) == []
-        assert len(process.lines) == 2
+        assert len(process.lines) == 3
         assert memory < 200 << 20
     assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "data" / "identity.pem").stat().st_mode) == 0o600
@@ -76,7 +81,7 @@ def test_the_same_data_directory_is_the_same_node(tmp_path: Path) -> None:
             ids.append(process.wait_for("ready", log=False).split()[1])
             assert json.loads(process.node_json.read_text())["api"] is None
             assert process.stop() == 0
-            assert len(process.lines) == 1
+            assert len(process.lines) == 2
     assert ids[0] == ids[1]
 
 

@@ -30,8 +30,10 @@ from inference.runner_protocol import (
     Shutdown,
     Submit,
 )
+from node.executors import Executors
 from node.local_runners import LocalRunners, RunnerSettings, open_local_runners
 from node.node import Node, NodeSettings
+from tests.node.lone_facts import LoneFacts
 
 NODE_ID = "12D3KooWtest"
 
@@ -202,7 +204,10 @@ async def open_bench(
         settings = RunnerSettings(context=None, running_max=None, memory_bytes=1 << 30, threads=1, blas_cache=Path("/blas"))
         async with open_local_runners(settings, device.resolve, launch) as runners:
             node_settings = NodeSettings(aliases=aliases or {}, waiting_max=waiting_max, task_timeout_seconds=task_seconds)
-            yield Bench(Node(NODE_ID, "test", node_settings, runners, nursery), runners, device)
+            facts, executors = LoneFacts(NODE_ID), Executors()
+            node = Node(NODE_ID, "test", node_settings, facts=facts, runners=runners, executors=executors, nursery=nursery)
+            nursery.start_soon(node.reconciler.run)
+            yield Bench(node, runners, device)
         nursery.cancel_scope.cancel()
 
 

@@ -6,8 +6,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from inference.requests import Accepted, Event, Failed, Finished, Tokens
 from inference.runner.fake_engine import FakeSettings
-from node.reception import LOADING_SECONDS_MAX
 from node.service import GenerateError, ModelNotFound, NoRoute, QueueFull
+from node.task_home import LOADING_SECONDS_MAX
 from tests.node.memory_runner import NODE_ID, Bench, MemoryDevice, chat, open_bench
 
 

@@ -369,6 +369,7 @@ async def test_a_new_boot_of_the_head_has_lost_its_attempts_at_once(autojump_clo
         place = head.transport.addresses[0].split("/")[2]
         del network._nodes[place, PORT]
         await until_gone(home.transport, head.transport)
+        await trio.sleep(0.001)  # the stream is seen to have ended too
         async with network.open_transport(head.node_id, CLUSTER, host=place, boot=(2).to_bytes(8, "big")) as again:
             nursery.start_soon(waiting.read, home, head.node_id, home.make())
             while home.node_id not in again.peers:
