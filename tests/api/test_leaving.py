@@ -60,11 +60,18 @@ async def test_a_client_that_stops_reading_loses_its_own_task_only() -> None:
     service = MemoryService(ENDLESS)
     service.pace.hold()
     body: dict[str, Any] = {"max_tokens": 8000, "logprobs": True, "top_logprobs": 20}
+    other: list[object] = []
     async with serving(service, pulse_seconds=0.02, stalled_seconds=0.2) as client, client.stream(**body) as stalled:
         stalled.stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         await service.wait_until(lambda s: s.running == 1)
-        service.pace.allow(7000)  # more than the system buffers, less than the answer
-        other = await client.streamed(max_tokens=100)
+        async with trio.open_nursery() as nursery:
+
+            async def read_other() -> None:
+                other.extend(await client.streamed(max_tokens=100))
+
+            nursery.start_soon(read_other)
+            await service.wait_until(lambda s: s.running == 2)
+            service.pace.allow(7000)  # more than the system buffers, less than the answer
         await service.wait_until(lambda s: s.running == 0)
 
     assert len(service.left_early) == 1
