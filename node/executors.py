@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 class Executors:
     """Of a node that is by itself: its own runners."""
 
+    pulls = False  # whether requests that wait are asked for by heads with room
+
     def __init__(self) -> None:
-        self.submitted: dict[TaskId, int] = {}  # tasks of other homes: how far the home's records were
+        self.submitted: dict[tuple[TaskId, int], int] = {}  # attempts of other homes: how far the home's records were
         self._node: Node
 
     def bind(self, node: "Node") -> None:
@@ -32,8 +34,8 @@ class Executors:
         return 0
 
     @asynccontextmanager
-    async def execute(self, target: Target, _task: HomeTask, request: Request) -> AsyncIterator[AsyncIterator[Event]]:
-        """See `node.task_home.Execute`."""
+    async def execute(self, target: Target, _task: HomeTask, request: Request, /) -> AsyncIterator[AsyncIterator[Event]]:
+        """See `node.attempt.Execute`."""
         local = self._node.instance(target.candidate.instance_id)
         if local is None or local.supervisor is None:
             yield _refused(request)

@@ -74,6 +74,7 @@ class Hosting(Protocol):
     on_waiting: Callable[[NodeId, str, int, float], None]
     on_answered: Callable[[HeadTask], None]
     on_ended: Callable[[HeadTask], None]
+    on_over: Callable[[HeadTask], None]
 
     def instance(self, instance_id: int) -> LocalExecutor | None:
         """One whose head this node is."""
@@ -240,6 +241,7 @@ class Home:
         if not task.outlet.done:
             self._hosting.counters.given_up += 1
             self._gone(task.key)
+        self._hosting.on_over(task)
 
     def _count_unanswered(self, count: int, task: HeadTask) -> None:
         for unanswered in (self._unanswered, self._hosting.unanswered):

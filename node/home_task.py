@@ -20,6 +20,7 @@ from node.records import (
     Verdict,
 )
 from node.routing import Route
+from node.task_protocol import request_id
 from p2p.sync_wire import Name
 
 SMALL_MAX = (1 << 32) - 1
@@ -65,12 +66,12 @@ class HomeTask:
 
     def attempt_request(self) -> Request:
         """What to submit now: the request itself, or what is left of it after the tokens that came already."""
-        request_id = f"{self.task_id.text}.{self.attempt}"
+        name = request_id(self.task_id, self.attempt)
         if self._prompt is None:
-            return msgspec.structs.replace(self.request, request_id=request_id)
+            return msgspec.structs.replace(self.request, request_id=name)
         return msgspec.structs.replace(
             self.request,
-            request_id=request_id,
+            request_id=name,
             prompt=self._prompt,
             generated=tuple(self._generated),
             given_characters=self._given,

@@ -17,6 +17,7 @@ class Place:
         self.seated = False  # it has had to wait, and counts among those who do until it is admitted
         self.on_trial = False  # it is being submitted somewhere
         self.offer: int | None = None  # an instance whose head asked for a request
+        self.looks_at = since  # when it looks for room by itself, where heads ask
         self._bell = trio.Event()
 
     def ring(self) -> None:

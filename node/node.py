@@ -3,7 +3,7 @@
 import random
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import structlog
@@ -17,18 +17,16 @@ from node.cluster_view import ClusterView, Target
 from node.config import Config
 from node.executors import Executors
 from node.home_task import HomeTask
-from node.instances import Instance, Phase
-from node.line import Seats
-from node.local_runners import Down, LocalInstance, LocalRunners, OnItsWay, Up
-from node.names import ServedName, Unknown, resolve
+from node.line import Line, Seats
+from node.local_runners import LocalInstance, LocalRunners
+from node.names import Unknown
 from node.own_records import LocalFacts, NodeFacts
 from node.reconciler import Facts, Reconciler
 from node.records import CANCEL, TASK, TaskId
 from node.resources import runner_memory_bytes
 from node.routing import Route, Router, need_tokens
-from node.served import Served, failed_reason, served_models
 from node.service import Answer, ModelNotFound, NoRoute, QueueFull, ServedModel
-from node.standing import Coming, Lost, Serving, Standing
+from node.standings import NO_MODEL, Standings
 from node.task_home import TaskHome
 from node.waiting import RETRY_SECONDS_MAX, retry_seconds
 from p2p.effects import Changed
@@ -37,7 +35,6 @@ DURATIONS_MAX = 32  # of the requests that ended last; what Retry-After is worke
 TASKS_MAX = 2000  # of this home at once
 
 STOPPING = "This node is stopping."
-NO_MODEL = "No model runs in this cluster: start a node with --model MODEL."
 
 _log = structlog.get_logger("tasks")
 
@@ -108,6 +105,8 @@ class Node:
         core = facts.core
         self.boot = core.me.standing.generation.nonce
         self.view = ClusterView(core.node, core.replica, facts.believe)
+        self._instances: dict[int, LocalInstance] = {}
+        self.standings = Standings(self.view, self._instances, settings.aliases)
         self._seats = Seats(settings.waiting_max, {})
         self.home = TaskHome(
             core.node,
@@ -115,17 +114,16 @@ class Node:
             router=Router(self._chance),
             records=facts,
             execute=executors.execute,
-            standing=self.standing,
+            standing=self.standings.standing,
             seats=self._seats,
             nursery=nursery,
             retry_after=self._retry_after,
+            pulled=executors.pulls,
         )
         self.reconciler = Reconciler(facts, self.view, self._own_facts, self.home, executors.submitted)
         self._tasks: dict[int, HomeTask] = {}  # by number
         self._numbers = 0
-        self._instances: dict[int, LocalInstance] = {}
         self._pinned: set[int] = set()
-        self._coming: dict[str, float] = {}  # models on their way, by name: since when
         self._durations: deque[float] = deque(maxlen=DURATIONS_MAX)
         self._none_in_flight = trio.Event()
         self._draining = False
@@ -153,11 +151,19 @@ class Node:
         """One of this node's."""
         return self._instances.get(instance_id)
 
+    @property
+    def own_instances(self) -> tuple[int, ...]:
+        """The ids of this node's."""
+        return tuple(self._instances)
+
+    @property
+    def lines(self) -> Mapping[str, Line]:
+        """The requests that wait here, by the served name of their model."""
+        return self._seats.lines
+
     def _on_instance(self) -> None:
         self.reconciler.publish()
-        now = trio.current_time()
-        coming = {i.name for i in self._instances.values() if isinstance(i.phase, OnItsWay)}
-        self._coming = {name: self._coming.get(name, now) for name in coming}
+        self.standings.own_changed()
         self.home.look()
         self._executors.look()
 
@@ -202,81 +208,13 @@ class Node:
 
     # What is served, under which names.
 
-    def _served(self) -> dict[str, Served | None]:
-        """By name; None for models that are on their way to this node's disk, whose hash nobody knows yet."""
-        served: dict[str, Served | None] = dict(served_models(self.view.roster.instances.values()))
-        for instance in self._instances.values():
-            if not isinstance(instance.phase, Down):
-                served.setdefault(instance.name, None)
-        return served
-
     def models(self) -> tuple[ServedModel, ...]:
-        """The models that can be asked for, under their names and this node's aliases; those on no disk yet are not."""
-        found = []
-        for name, served in self._served().items():
-            if served is None:
-                continue
-            created = min((s.record.created for i in served.instances for s in i.shards if s is not None), default=0)
-            names = [name, *(alias for alias in self.settings.aliases if self._named(alias) == name)]
-            context = max(map(self._context, served.instances), default=0)
-            found += [ServedModel(name=n, model_hash=served.model_hash, created=created, context=context) for n in names]
-        return tuple(found)
-
-    def _context(self, instance: Instance) -> int:
-        local = self._instances.get(instance.instance_id)
-        if local is not None:
-            return local.context
-        head = instance.head
-        if head is None:
-            return 0
-        runners = self.view.roster.runners
-        return next((r.record.context for r in runners if (r.node, r.number) == (head.node, head.record.runner)), 0)
-
-    def _named(self, model: str | None) -> str | Unknown:
-        spellings: dict[str, list[str]] = {}
-        for instance in self._instances.values():
-            spellings.setdefault(instance.name, []).append(instance.asked)
-        names = dict.fromkeys([*(i.name for i in self._instances.values()), *self._served()])
-        return resolve(model, [ServedName(name, tuple(spellings.get(name, ()))) for name in names], self.settings.aliases)
-
-    def standing(self, name: str) -> Standing:
-        """How a model stands, by its served name."""
-        served = self._served().get(name)
-        hashes = (served.model_hash,) if served is not None else ()
-        if any(self.view.roster.candidates(model_hash) for model_hash in hashes):
-            return Standing(Serving(), hashes)
-        local = [instance for instance in self._instances.values() if instance.name == name]
-        for instance in local:
-            phase = instance.phase
-            if isinstance(phase, OnItsWay | Up):
-                text = phase.text if isinstance(phase, OnItsWay) else "getting ready"
-                done, total = (phase.done, phase.total) if isinstance(phase, OnItsWay) else (0, 0)
-                since = self._coming.get(name, trio.current_time())
-                return Standing(Coming(f"The model {name!r} is still {text}.", since, done, total), hashes)
-        if served is not None:
-            since = self._coming.setdefault(name, trio.current_time())
-            ready = any(instance.phase is Phase.READY for instance in served.instances)
-            text = "on a node that can't be reached or is stopping" if ready else "still being loaded"
-            return Standing(Coming(f"The model {name!r} is {text}.", since), hashes)
-        for instance in local:
-            if isinstance(instance.phase, Down):
-                return Standing(Lost(cannot_serve(name, instance.phase.reason)))
-        reason = failed_reason(self.view.roster.instances, name)
-        return Standing(Lost(cannot_serve(name, reason or "No node runs it any more.")))
+        """See `node.service.Service`."""
+        return self.standings.models()
 
     def not_ready(self) -> str | None:
         """None once a model can be served from here, else one sentence why not."""
-        if self._draining:
-            return STOPPING
-        names = list(dict.fromkeys([*self._served(), *(i.name for i in self._instances.values())]))
-        standings = [self.standing(name).state for name in names]
-        if any(isinstance(state, Serving) for state in standings):
-            return None
-        for kind in (Coming, Lost):
-            for state in standings:
-                if isinstance(state, kind):
-                    return state.reason.replace(" is still ", " is ")
-        return NO_MODEL
+        return STOPPING if self._draining else self.standings.not_ready()
 
     # Requests.
 
@@ -313,9 +251,9 @@ class Node:
 
         Raises: ModelNotFound, NoRoute.
         """
-        if not self._instances and not self._served():
+        if self.standings.none:
             raise NoRoute(NO_MODEL, RETRY_SECONDS_MAX)
-        name = self._named(model)
+        name = self.standings.named(model)
         if isinstance(name, Unknown):
             raise ModelNotFound(name.message)
         return name
@@ -324,7 +262,7 @@ class Node:
         if len(self._tasks) >= TASKS_MAX:
             raise QueueFull(f"{TASKS_MAX} requests are at this node already, and that is all it takes.", self._retry_after())
         self._numbers += 1
-        served = self._served().get(name)
+        served = self.standings.served(name)
         route = Route(need_tokens(request), prefixes(request.prompt, served.model_hash if served is not None else name))
         task_id = TaskId(self.boot, self._numbers)
         return HomeTask(
@@ -377,11 +315,6 @@ class Node:
     def draining(self) -> bool:
         """Whether it takes no new work."""
         return self._draining
-
-
-def cannot_serve(name: str, reason: str) -> str:
-    """One sentence for whoever asks for a model that is down."""
-    return f"The model {name!r} can't be served: {reason}"
 
 
 def _log_end(task: HomeTask) -> None:

@@ -100,6 +100,10 @@ class Pulls:
             self._asked[home] = _Asked(count + (before.count if before is not None else 0), now + PULL_SECONDS_MAX)
         return pulls
 
+    def promised(self, besides: bytes) -> int:
+        """How many places were offered to other homes than this one, and not taken yet."""
+        return sum(asked.count for home, asked in self._asked.items() if home != besides)
+
     def deadline(self) -> float:
         """When to call `next` again although nothing was heard; infinity: not at all."""
         return min((asked.until for asked in self._asked.values()), default=float("inf"))

@@ -4,7 +4,7 @@ It is level-triggered: what should be there is worked out anew from what is (`no
 second, and the difference is written. A change that went unnoticed costs a second, never a wrong record for long.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, MutableMapping
 from typing import Protocol
 
 import trio
@@ -17,6 +17,7 @@ from node.task_home import TaskHome
 from node.tasks import HomeSight, Task, canceller_collects, executor_collects, home_collects
 from p2p.core import Core
 from p2p.effects import Changed
+from p2p.ids import NodeId
 from p2p.lattice import Liveness
 from p2p.replica import Member
 from p2p.sync_wire import Key, Name
@@ -40,7 +41,7 @@ class Facts(Protocol):
     def believe(self, node: bytes) -> Liveness | None:
         """What this node takes a member for."""
 
-    def node_id(self, node: bytes) -> str | None:
+    def node_id(self, node: bytes) -> NodeId | None:
         """The peer id of a member, where it is known."""
 
     def watch(self, node: bytes) -> None:
@@ -59,13 +60,13 @@ class Reconciler:
         view: ClusterView,
         own_facts: Callable[[], NodeFacts],
         home: TaskHome,
-        submitted: Mapping[TaskId, int],
+        submitted: MutableMapping[tuple[TaskId, int], int],
     ) -> None:
         self._facts = facts
         self._view = view
         self._own_facts = own_facts
         self._home = home
-        self._submitted = submitted  # of tasks of other homes that run here or did: how far the home was
+        self._submitted = submitted  # of attempts of other homes that run here or did: how far the home was
         self._gauges_at: dict[Key, float] = {}
 
     @property
@@ -131,8 +132,9 @@ class Reconciler:
         home, number, attempt, _ = name
         task_id = TaskId(home, number)
         sight, _ = self._sight(task_id)
-        if executor_collects(sight, attempt, submitted_version=self._submitted.get(task_id, 0)):
+        if executor_collects(sight, attempt, submitted_version=self._submitted.get((task_id, attempt), 0)):
             self._facts.delete(RANK, name)
+            self._submitted.pop((task_id, attempt), None)
 
     def _sight(self, task_id: TaskId) -> tuple[HomeSight, Verdict | None]:
         return home_sight(self._facts.core, self._view, task_id)

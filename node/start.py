@@ -32,16 +32,16 @@ from node.data_dir import IDENTITY_FILE, DataDirError, NodeFile, locked_data_dir
 from node.disk_models import DiskModels
 from node.dump_stream import DUMP, DumpTeller
 from node.errors import CommandError
-from node.executors import Executors
 from node.local_runners import Down, LocalInstance, LocalRunners, RunnerSettings, open_local_runners
 from node.membership import Membership, alone, open_membership
 from node.node import Node, NodeSettings
+from node.peer_executors import PeerExecutors
 from node.progress import ModelProgress, ProgressLine
 from node.resources import device_memory_bytes, device_name, raise_file_limit
 from node.stop_signals import StopSignals
 from p2p.gossip import IdentityClash
 from p2p.identity import Identity, IdentityError, load_or_create
-from p2p.transport import ListenFailed
+from p2p.transport import ListenFailed, Transport
 
 _log = structlog.get_logger("node")
 
@@ -121,22 +121,33 @@ def _assemble(
 ) -> tuple[Node, Cluster]:
     """The node, ready to serve its peers."""
     disk = DiskModels(store)
+    executors = PeerExecutors(membership.transport, nursery)
     node = Node(
         membership.transport.node_id,
         config.name,
         NodeSettings.of(config, device_memory_bytes(), device_name(), version("shoal")),
         facts=membership.gossip,
         runners=runners,
-        executors=Executors(),
+        executors=executors,
         nursery=nursery,
         addresses=lambda: membership.transport.addresses,
         models=lambda: disk.models,
     )
     disk.on_change.append(node.reconciler.publish)
     nursery.start_soon(disk.run)
+    nursery.start_soon(executors.run)
     cluster = Cluster(node, membership)
+    nursery.start_soon(_touch, cluster, membership.transport)
     membership.transport.serve(DUMP, DumpTeller(cluster.dump).serve)
     return node, cluster
+
+
+async def _touch(cluster: Cluster, transport: Transport) -> None:
+    """Who is connected, and who can't be reached, is a part of what is shown."""
+    revision = transport.revision
+    while True:
+        revision = await transport.wait_past(revision)
+        cluster.touch()
 
 
 class _Life(NamedTuple):

@@ -49,11 +49,13 @@ class Head:
         on_waiting: Callable[[NodeId, str, int, float], None] = lambda _home, _model_hash, _count, _seconds: None,
         on_answered: Callable[[HeadTask], None] = lambda _task: None,
         on_ended: Callable[[HeadTask], None] = lambda _task: None,
+        on_over: Callable[[HeadTask], None] = lambda _task: None,
         boot_owner: Callable[[int], bytes | None] = lambda _boot: None,
     ) -> None:
         """`report(task, attempt, rank, phase, reason)` publishes how far a rank is. `on_waiting(home, model hash, count,
         seconds)` gets each level of a home's lines, 0 when the home is lost. `on_answered` is told of each attempt that a
-        runner has accepted or refused, `on_ended` of each accepted one that gave its place back. `boot_owner` gives the
+        runner has accepted or refused, `on_ended` of each accepted one that gave its place back, `on_over` of each of which
+        nothing is kept any more. `boot_owner` gives the
         16 bytes of the node that runs a boot, as far as the replicated state knows: who claims another's is not served.
         When the nursery is about to end, `instances` must have none any more.
         """
@@ -64,6 +66,7 @@ class Head:
         self.on_waiting = on_waiting
         self.on_answered = on_answered
         self.on_ended = on_ended
+        self.on_over = on_over
         self._instances = instances
         self._boot_owner = boot_owner
         self._homes: dict[NodeId, Home] = {}
@@ -85,6 +88,11 @@ class Head:
         for home in self._homes.values():
             yield from home.tasks.values()
 
+    def task(self, task_id: TaskId) -> HeadTask | None:
+        """The latest attempt of a task, while it holds anything here."""
+        home = self._by_boot.get(task_id.home)
+        return home.tasks.get(task_id.number) if home is not None else None
+
     @property
     def running(self) -> int:
         """How many hold a place at a runner."""
@@ -92,8 +100,7 @@ class Head:
 
     def cancel(self, task_id: TaskId) -> bool:
         """End a task by somebody else's wish than its home's, which hears that it is gone; whether it was here."""
-        home = self._by_boot.get(task_id.home)
-        task = home.tasks.get(task_id.number) if home is not None else None
+        task = self.task(task_id)
         if task is not None:
             task.cancel()
         return task is not None

@@ -53,7 +53,9 @@ class TaskHome:
         seats: Seats,
         nursery: trio.Nursery,
         retry_after: Callable[[], int],
+        pulled: bool,
     ) -> None:
+        """`pulled`: heads with room ask for what waits, so nobody in line tries by itself at every change."""
         self.running: dict[HomeTask, Attempt | None] = {}
         self.ended: dict[HomeTask, float] = {}  # verdicts still to be read by others, and since when
         self.reserved: dict[int, int] = {}  # places at this node's own instances that were promised to other homes
@@ -67,6 +69,7 @@ class TaskHome:
         self._seats = seats
         self._nursery = nursery
         self._retry_after = retry_after
+        self._pulled = pulled
         self._closed: str | None = None
         view.on_change.append(self.look)
 
@@ -216,7 +219,7 @@ class TaskHome:
                 return task.end
             if trio.current_time() >= task.deadline:
                 return task.timed_out()
-            found = self._choose(task, place) if line.may_try(place) else None
+            found = self._choose(task, place) if self._may_look(line, place) else None
             if isinstance(found, TooLong):
                 return last or _too_long(task, found)
             if found is not None:
@@ -226,6 +229,13 @@ class TaskHome:
             self._sit_down(task, place)
             task.route.wait()
             await place.wait(min(task.deadline, patience_ends, trio.current_time() + LOOK_SECONDS))
+
+    def _may_look(self, line: Line, place: Place) -> bool:
+        now = trio.current_time()
+        if not line.may_try(place) or (self._pulled and place.offer is None and now < place.looks_at):
+            return False
+        place.looks_at = now + LOOK_SECONDS
+        return True
 
     def _choose(self, task: HomeTask, place: Place) -> Target | TooLong | None:
         targets = {target.candidate.instance_id: target for target in self._targets(task)}

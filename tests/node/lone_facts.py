@@ -8,6 +8,7 @@ import trio
 from node.records import SCHEMA
 from p2p.core import Core
 from p2p.effects import Changed, Effect
+from p2p.ids import NodeId
 from p2p.lattice import Generation, Liveness
 from p2p.sync_wire import Name, node16
 
@@ -38,7 +39,7 @@ class LoneFacts:
     def believe(self, node: bytes) -> Liveness | None:
         return self.core.believe(node, trio.current_time())
 
-    def node_id(self, node: bytes) -> str | None:
+    def node_id(self, node: bytes) -> NodeId | None:
         return None
 
     def watch(self, node: bytes) -> None: ...
