@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,14 +22,22 @@ SECONDS_MAX = 60.0  # no test waits longer for anything
 class NodeProcess:
     """`node start` with directories of its own; `lines` of stdout and `log` of stderr grow as it speaks."""
 
-    def __init__(self, directory: Path, *options: str, environ: Mapping[str, str] | None = None, command: str = NODE) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *options: str,
+        environ: Mapping[str, str] | None = None,
+        command: str = NODE,
+        inside: Sequence[str] = (),
+    ) -> None:
+        """`inside`: a command that runs another one, in a network namespace say."""
         self.directory = directory
         self.data_dir = directory / "data"
         (directory / "tmp").mkdir(parents=True, exist_ok=True)
         defaults = {"--data-dir": self.data_dir, "--models-dir": directory / "models", "--api": "127.0.0.1:0"}
         arguments = [str(part) for item in defaults.items() if item[0] not in options for part in item]
         self.process = subprocess.Popen(
-            [command, "start", *arguments, *options],
+            [*inside, command, "start", *arguments, *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
