@@ -114,7 +114,7 @@ def test_a_crowd_at_one_door_is_spread_over_equal_nodes(tmp_path: Path, slow: st
         until(lambda: len([i for i in state(one)["instances"] if i["status"] == "ready"]) == 2)
         body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 30}
 
-        def ask(_: int) -> str:
+        def ask(_number: int) -> str:
             status, headers, _ = one.request("POST", "/v1/chat/completions", body)
             assert status == 200
             return headers["x-shoal-executed-by"]
@@ -155,7 +155,7 @@ def test_nodes_on_one_cable_find_each_other_with_nothing_but_the_key(
     key.write_text(new_key() + "\n")
     nodes = []
     try:
-        for number, inside in enumerate(namespaces):
+        for number, inside in enumerate(namespaces, 1):
             options = ["--cluster-key-file", str(key), "--model", "none", "--name", f"n{number}"]
             nodes.append(NodeProcess(tmp_path / f"n{number}", *options, inside=inside))
         ids = [node_id(node) for node in nodes]
