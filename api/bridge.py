@@ -62,7 +62,7 @@ class _Crossing:
                 try:
                     await self._work()
                     self.error = None
-                except Exception as error:  # noqa: BLE001  (whatever it is, it is raised on the other side)
+                except Exception as error:  # noqa: BLE001 - whatever it is, it is raised on the other side
                     self.error = error
         finally:
             self._bridge.to_asyncio(self._end)

@@ -40,7 +40,7 @@ class _Connection(web.RequestHandler):
             keepalive_timeout=IDLE_SECONDS_MAX,
             lingering_time=LINGER_SECONDS,
             max_headers=HEADERS_MAX,
-            access_log=None,  # type: ignore[arg-type]
+            access_log=None,  # type: ignore[arg-type]  # None switches it off; the stubs are older
         )
         self._server = server
         self._counted: asyncio.Transport | None = None

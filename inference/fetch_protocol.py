@@ -59,7 +59,7 @@ FETCH_REPORTS: FrameCodec[FetchReport] = FrameCodec(FetchReport, FRAME_BYTES_MAX
 
 def as_report(error: ModelError) -> NotFetched:
     """An error as it goes over the pipe."""
-    return NotFetched(type(error).__name__, str(error))  # type: ignore[arg-type]
+    return NotFetched(type(error).__name__, str(error))  # type: ignore[arg-type]  # the type is checked when it is read
 
 
 def as_error(report: NotFetched) -> ModelError:

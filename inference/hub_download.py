@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 import httpx2
 from huggingface_hub import DryRunFileInfo, get_hf_file_metadata, hf_hub_url
-from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff  # type: ignore[attr-defined]
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff  # type: ignore[attr-defined]  # not in __all__, but documented
 
 from inference.models import ModelDamagedError, ModelNetworkError
 

@@ -71,7 +71,7 @@ def _define_start(parser: argparse.ArgumentParser) -> None:
 
 def _start(arguments: argparse.Namespace) -> int:
     config = read(flags_of(arguments))  # before a second's worth of imports: a bad value is told at once
-    from node.start import start  # noqa: PLC0415
+    from node.start import start  # noqa: PLC0415 - other commands do without
 
     start(config)
     return EXIT_DONE
@@ -110,7 +110,7 @@ _temperature.__name__ = "temperature"
 
 
 def _chat(arguments: argparse.Namespace) -> int:
-    from node.cli_chat import chat  # noqa: PLC0415
+    from node.cli_chat import chat  # noqa: PLC0415 - other commands do without
 
     return chat(arguments, flags_of(arguments))
 
@@ -125,8 +125,8 @@ def _define_models(parser: argparse.ArgumentParser) -> None:
 
 
 def _models(arguments: argparse.Namespace) -> int:
-    from node.cli_models import models  # noqa: PLC0415
-    from node.data_dir import running_node  # noqa: PLC0415
+    from node.cli_models import models  # noqa: PLC0415 - other commands do without
+    from node.data_dir import running_node  # noqa: PLC0415 - other commands do without
 
     config = read(flags_of(arguments))
     node = running_node(config.data_dir)
@@ -144,7 +144,7 @@ def _define_pull(parser: argparse.ArgumentParser) -> None:
 
 
 def _pull(arguments: argparse.Namespace) -> int:
-    from node.cli_models import pull  # noqa: PLC0415
+    from node.cli_models import pull  # noqa: PLC0415 - other commands do without
 
     return pull(arguments.model_name, read(flags_of(arguments)).models_dir, arguments.json)
 
@@ -157,7 +157,7 @@ def _define_status(parser: argparse.ArgumentParser) -> None:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from node.cli_cluster import status  # noqa: PLC0415
+    from node.cli_cluster import status  # noqa: PLC0415 - other commands do without
 
     return status(arguments, flags_of(arguments))
 
@@ -174,7 +174,7 @@ def _define_dump(parser: argparse.ArgumentParser) -> None:
 
 
 def _dump(arguments: argparse.Namespace) -> int:
-    from node.cli_cluster import dump  # noqa: PLC0415
+    from node.cli_cluster import dump  # noqa: PLC0415 - other commands do without
 
     return dump(arguments, flags_of(arguments))
 
@@ -184,7 +184,7 @@ def _define_key(_parser: argparse.ArgumentParser) -> None:
 
 
 def _key(_arguments: argparse.Namespace) -> int:
-    import secrets  # noqa: PLC0415
+    import secrets  # noqa: PLC0415 - other commands do without
 
     print(secrets.token_hex(32))
     return EXIT_DONE
@@ -210,7 +210,7 @@ class _Parser(argparse.ArgumentParser):
 
     def fail(self, message: str, word: str, known: Sequence[str]) -> NoReturn:
         """Exit for wrong usage; the nearest of what is known to `word` is named."""
-        import difflib  # noqa: PLC0415
+        import difflib  # noqa: PLC0415 - other commands do without
 
         near = difflib.get_close_matches(word, known, 2) if word else []
         hint = f"; did you mean {' or '.join(near)}?" if near else f"; see `{self.prog} --help`"
@@ -281,7 +281,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _print_version() -> int:
-    from importlib.metadata import version  # noqa: PLC0415
+    from importlib.metadata import version  # noqa: PLC0415 - other commands do without
 
     print(f"shoal {version('shoal')}")
     return EXIT_DONE

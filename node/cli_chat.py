@@ -28,7 +28,7 @@ def chat(arguments: argparse.Namespace, flags: Mapping[str, FlagValue]) -> int:
     options = ChatOptions(arguments.chat_model, _parameters(arguments))
     history: list[Message] = [{"role": "system", "content": arguments.system}] if arguments.system else []
     with contextlib.suppress(AttributeError, ValueError):
-        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # other commands do without
     prompt = _prompt(arguments.prompt)
     if prompt is None:
         if arguments.json:
@@ -61,7 +61,7 @@ def _prompt(words: list[str]) -> str | None:
     elif sys.stdin is None or sys.stdin.isatty():
         return None
     else:
-        sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
+        sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]  # other commands do without
         prompt = sys.stdin.read(PROMPT_CHARACTERS_MAX).strip()
     if not prompt.strip():
         raise UsageError("the prompt is empty")

@@ -69,9 +69,9 @@ def _of_peer(address: str, config: Config) -> DumpDocument:
     """A peer's replica by way of the p2p network, with the cluster's name and key as configured here."""
     import trio  # noqa: PLC0415 - like all that the short way round does not need
 
-    from node import logs  # noqa: PLC0415
-    from node.dump_stream import DumpFailed, ask_as_stranger, cluster_of  # noqa: PLC0415
-    from p2p.cluster_key import ClusterKeyError  # noqa: PLC0415
+    from node import logs  # noqa: PLC0415 - other commands do without
+    from node.dump_stream import DumpFailed, ask_as_stranger, cluster_of  # noqa: PLC0415 - other commands do without
+    from p2p.cluster_key import ClusterKeyError  # noqa: PLC0415 - other commands do without
 
     logs.configure("console", "error", "", sys.stderr)
     try:
@@ -145,9 +145,9 @@ def _print_json(body: bytes) -> None:
 
 def _print_sections(sections: list[Section]) -> None:
     from rich import box  # noqa: PLC0415 - takes as long as all the rest
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+    from rich.console import Console  # noqa: PLC0415 - other commands do without
+    from rich.table import Table  # noqa: PLC0415 - other commands do without
+    from rich.text import Text  # noqa: PLC0415 - other commands do without
 
     console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
     for section in (section for section in sections if section.rows):

@@ -54,7 +54,7 @@ UNREAD_BYTES_MAX = STREAMS_MAX * WINDOW_BYTES + WINDOW_EXTRA_BYTES_MAX  # who ke
 FIN, RST = FLAG_FIN, FLAG_RST
 
 
-class MendedYamux(Yamux):  # type: ignore[misc]
+class MendedYamux(Yamux):  # type: ignore[misc]  # has no annotations
     """One connection's streams. `run_writer` and `start` are its two tasks; `sever` ends it, at once and without waiting."""
 
     def __init__(self, session: SecureSession, socket: SocketBytes) -> None:

@@ -13,9 +13,9 @@ from p2p import fastecdsa_stub
 
 fastecdsa_stub.install()  # before the first import of libp2p, which imports fastecdsa and does not need it here
 
-from libp2p.io.exceptions import ConnectionClosedError  # noqa: E402
-from libp2p.io.trio import TrioTCPStream  # noqa: E402
-from libp2p.security.secure_session import SecureSession  # noqa: E402
+from libp2p.io.exceptions import ConnectionClosedError  # noqa: E402 - the stub goes first
+from libp2p.io.trio import TrioTCPStream  # noqa: E402 - the stub goes first
+from libp2p.security.secure_session import SecureSession  # noqa: E402 - the stub goes first
 
 RECEIVE_BYTES = 64 * 1024  # of one system call
 SEALED_LENGTH_BYTES = 2  # before each Noise message (libp2p specifications, noise)
@@ -25,7 +25,7 @@ OUTBOX_YIELD_BYTES = 16 * 1024  # waiting to be written: above it, a sender lets
 WRITE_SECONDS = 20.0  # one write that makes no progress for so long ends the connection
 
 
-class SocketBytes(TrioTCPStream):  # type: ignore[misc]
+class SocketBytes(TrioTCPStream):  # type: ignore[misc]  # the stub goes first
     """A TCP connection as libp2p reads it. Many small reads cost one system call; `allowance` bounds what is read in all."""
 
     def __init__(self, stream: trio.SocketStream, allowance: int) -> None:

@@ -15,18 +15,18 @@ _null = os.open(os.devnull, os.O_RDONLY)
 os.dup2(_null, 0)
 os.close(_null)
 
-import faulthandler  # noqa: E402
-import queue  # noqa: E402
-import select  # noqa: E402
-import signal  # noqa: E402
-import sys  # noqa: E402
-import threading  # noqa: E402
-import traceback  # noqa: E402
-from typing import NoReturn  # noqa: E402
+import faulthandler  # noqa: E402 - descriptor 1 is turned away first
+import queue  # noqa: E402 - descriptor 1 is turned away first
+import select  # noqa: E402 - descriptor 1 is turned away first
+import signal  # noqa: E402 - descriptor 1 is turned away first
+import sys  # noqa: E402 - descriptor 1 is turned away first
+import threading  # noqa: E402 - descriptor 1 is turned away first
+import traceback  # noqa: E402 - descriptor 1 is turned away first
+from typing import NoReturn  # noqa: E402 - descriptor 1 is turned away first
 
-from inference.runner.core import Core, one_line  # noqa: E402
-from inference.runner.engine import Engine, EngineFactory, LoadError  # noqa: E402
-from inference.runner_protocol import (  # noqa: E402
+from inference.runner.core import Core, one_line  # noqa: E402 - descriptor 1 is turned away first
+from inference.runner.engine import Engine, EngineFactory, LoadError  # noqa: E402 - descriptor 1 is turned away first
+from inference.runner_protocol import (  # noqa: E402 - descriptor 1 is turned away first
     COMMANDS,
     REPORTS,
     Bye,
@@ -40,7 +40,7 @@ from inference.runner_protocol import (  # noqa: E402
     Shutdown,
     Submit,
 )
-from p2p.wire import ProtocolViolation  # noqa: E402
+from p2p.wire import ProtocolViolation  # noqa: E402 - descriptor 1 is turned away first
 
 READ_BYTES = 1 << 16
 COMMANDS_MAX = 1024  # taken over but not yet acted on; with more, the pipe is left unread
@@ -105,10 +105,10 @@ class _Commands(threading.Thread):
 def _factory(engine: str) -> EngineFactory:
     """The engine's loader; only what is needed is imported."""
     if engine == "fake":
-        from inference.runner import fake_load  # noqa: PLC0415
+        from inference.runner import fake_load  # noqa: PLC0415 - one engine is loaded, not both
 
         return fake_load.load
-    from inference.runner import mlx_engine  # noqa: PLC0415
+    from inference.runner import mlx_engine  # noqa: PLC0415 - one engine is loaded, not both
 
     return mlx_engine.load
 

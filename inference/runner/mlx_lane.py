@@ -233,7 +233,7 @@ class SingleLane:
             logits = processor(newest, logits)
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         token = chooser.sampler(logprobs)
-        mx.async_eval(token, logprobs)  # type: ignore[no-untyped-call]
+        mx.async_eval(token, logprobs)  # type: ignore[no-untyped-call]  # mlx has no annotations
         return token, logprobs[0]
 
     def _draw(self, job: Job, token: mx.array, logprobs: mx.array) -> Drawn:

@@ -170,7 +170,7 @@ def _tokenizer(path: Path, config: dict[str, Any]) -> Any:  # noqa: ANN401 - mlx
         raise LoadError(f"the tokenizer of {path} can't be loaded: {_sentence(error)}") from error
 
 
-def stop_ids(tokenizer: Any, config: dict[str, Any]) -> frozenset[int]:  # noqa: ANN401
+def stop_ids(tokenizer: Any, config: dict[str, Any]) -> frozenset[int]:  # noqa: ANN401 - of any type
     """All that end an answer: of the tokenizer, of config.json and generation_config.json (which mlx-lm merges into it)."""
     configured = config.get("eos_token_id")
     more = configured if isinstance(configured, list) else [configured]

@@ -72,7 +72,7 @@ def main() -> None:
         reference = Reference(model.path, model.path.parent / "blas")
         try:
             for streams in (1, 8):
-                pairs = interleaved(lambda n=streams: over_http(node, model.name, n), lambda n=streams: reference.rate(n))  # type: ignore[misc]
+                pairs = interleaved(lambda n=streams: over_http(node, model.name, n), lambda n=streams: reference.rate(n))  # type: ignore[misc]  # a default binds the loop variable
                 share, text = ratio(pairs)
                 report(f"decode over HTTP / BatchGenerator, batch {streams}", text, ">= 0.95", reached=share >= 0.95)
         finally:
@@ -83,12 +83,12 @@ def main() -> None:
 
 def _serve_reference(path: str, blas_cache: str) -> None:
     from inference.runner.blas import fast_blas  # noqa: PLC0415 - only in the reference's process, and before MLX
-    from inference.runner_protocol import LoadModel  # noqa: PLC0415
+    from inference.runner_protocol import LoadModel  # noqa: PLC0415 - only the child process needs it
 
     blas = fast_blas(Path(blas_cache), THREADS)
-    from mlx_lm.generate import BatchGenerator  # noqa: PLC0415
+    from mlx_lm.generate import BatchGenerator  # noqa: PLC0415 - only the child process needs it
 
-    from inference.runner.mlx_load import load_weights  # noqa: PLC0415
+    from inference.runner.mlx_load import load_weights  # noqa: PLC0415 - only the child process needs it
 
     command = LoadModel(
         engine="mlx", model_path=path, context=2048, memory_bytes=MEMORY_BYTES, threads=THREADS, blas_cache=blas_cache

@@ -58,7 +58,7 @@ def of_engine(engine: "MlxEngine", rows: int, sampling: Sampling) -> float:
 def of_batch_generator(loaded: "Loaded", rows: int, sampling: Sampling) -> float:
     """Tokens a second of mlx-lm's BatchGenerator with a sampler of mlx-lm's own."""
     from mlx_lm.generate import BatchGenerator  # noqa: PLC0415 - after the BLAS
-    from mlx_lm.sample_utils import make_sampler  # noqa: PLC0415
+    from mlx_lm.sample_utils import make_sampler  # noqa: PLC0415 - only the child process needs it
 
     generator = BatchGenerator(loaded.model, sampler=make_sampler(sampling.temperature))
     generator.insert([list(ids) for ids in prompts(rows, 1000)], max_tokens=[STEPS * 2] * rows)

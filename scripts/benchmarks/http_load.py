@@ -63,7 +63,7 @@ async def measure_round(port: int, connections: int, tokens: int) -> dict[str, o
     ends: list[asyncio.Future[None]] = []
     for _ in range(connections):
         end = loop.create_future()
-        _, answer = await loop.create_connection(lambda end=end: Answer(request, end), "127.0.0.1", port)  # type: ignore[misc]
+        _, answer = await loop.create_connection(lambda end=end: Answer(request, end), "127.0.0.1", port)  # type: ignore[misc]  # a default binds the loop variable
         answers.append(answer)
         ends.append(end)
     began = time.perf_counter()

@@ -26,7 +26,7 @@ class Reply(Struct):
     headers: dict[str, str]
     body: bytes
 
-    def json(self) -> Any:  # noqa: ANN401
+    def json(self) -> Any:  # noqa: ANN401 - of any type
         """The body as a document; it must say that it is one."""
         assert self.headers["content-type"].startswith("application/json"), self.headers
         return json.loads(self.body)
@@ -198,7 +198,7 @@ async def serving(
     service: Service,
     draws: Draws | None = None,
     cluster: ClusterService | None = None,
-    **settings: Any,  # noqa: ANN401
+    **settings: Any,  # noqa: ANN401 - of any type
 ) -> AsyncIterator[Client]:
     """The API over a service, on a port of its own."""
     settings.setdefault("addresses", (("127.0.0.1", 0),))

@@ -126,7 +126,7 @@ class MemoryService:
         try:
             while self._is_refused(request):
                 if self.waiting >= self._waiting_max:
-                    raise QueueFull("Too many requests are waiting here.", 3)  # noqa: TRY301
+                    raise QueueFull("Too many requests are waiting here.", 3)  # noqa: TRY301 - as the real service does
                 self.waiting += 1
                 try:
                     self._change()

@@ -91,7 +91,7 @@ async def test_a_full_queue_is_429_and_those_who_wait_are_served() -> None:
     async with serving(service) as client, trio.open_nursery() as nursery:
         for running, waiting in ((1, 0), (1, 1)):
             nursery.start_soon(ask, client)
-            await service.wait_until(lambda s, r=running, w=waiting: (s.running, s.waiting) == (r, w))  # type: ignore[misc]
+            await service.wait_until(lambda s, r=running, w=waiting: (s.running, s.waiting) == (r, w))  # type: ignore[misc]  # a default binds the loop variable
         refused = await client.chat(max_tokens=2)
         service.pace.release()
 

@@ -23,7 +23,7 @@ TASKS = 1000
 
 
 @asynccontextmanager
-async def serving_cluster(cluster: MemoryCluster, **settings: Any) -> AsyncIterator[Client]:  # noqa: ANN401
+async def serving_cluster(cluster: MemoryCluster, **settings: Any) -> AsyncIterator[Client]:  # noqa: ANN401 - of any type
     async with serving(MemoryService(), cluster=cluster, **settings) as client:
         yield client
 

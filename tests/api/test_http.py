@@ -265,7 +265,7 @@ async def test_a_fault_of_this_program_is_500_in_json() -> None:
     def fail() -> None:
         raise ZeroDivisionError
 
-    service.not_ready = fail  # type: ignore[method-assign]
+    service.not_ready = fail  # type: ignore[method-assign]  # the one call that fails
     async with serving(service) as client:
         reply = await client.ask("GET", "/readyz")
 

@@ -38,12 +38,12 @@ SEEDED = Sampling(seed=17)
 def make_core(
     context: int = 8192, running_max: int = 8, before_step: Callable[[int], None] = lambda _: None, **settings: object
 ) -> Core:
-    return Core(FakeEngine(FakeSettings(**settings), context, running_max, before_step))  # type: ignore[arg-type]
+    return Core(FakeEngine(FakeSettings(**settings), context, running_max, before_step))  # type: ignore[arg-type]  # fields of several types
 
 
 def make_request(request_id: str = "a", prompt: Prompt | str | tuple[int, ...] = "hello", **fields: object) -> Request:
     made = TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(prompt) if isinstance(prompt, tuple) else prompt
-    return Request(**{"request_id": request_id, "prompt": made, "sampling": SEEDED} | fields)  # type: ignore[arg-type]
+    return Request(**{"request_id": request_id, "prompt": made, "sampling": SEEDED} | fields)  # type: ignore[arg-type]  # fields of several types
 
 
 def taken(core: Core) -> list[Event]:
@@ -342,7 +342,7 @@ class TestFailures:
                     raise ValueError("first line\nsecond line")
                 if prompt == TextPrompt("tumble"):
                     raise ValueError("x" * 10_000)
-                return super().tokenize(prompt)  # type: ignore[arg-type]
+                return super().tokenize(prompt)  # type: ignore[arg-type]  # fields of several types
 
         def core() -> Core:
             return Core(Stumbling(FakeSettings(), 8192, 8, lambda _: None))

@@ -14,7 +14,7 @@ from tests.inference.engine_contract import SEEDED, TEXT, EngineContract, row, r
 
 
 def make_engine(**settings: object) -> FakeEngine:
-    return FakeEngine(FakeSettings(**settings), 8192, 8, lambda _: None)  # type: ignore[arg-type]
+    return FakeEngine(FakeSettings(**settings), 8192, 8, lambda _: None)  # type: ignore[arg-type]  # fields of several types
 
 
 class TestFakeEngine(EngineContract):

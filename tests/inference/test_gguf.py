@@ -40,7 +40,7 @@ def test_it_reads_what_was_written(tmp_path: Path) -> None:
     with GgufFile(small.write(tmp_path / "small.gguf")) as file:
         assert file.metadata["some.text"] == "ä"
         assert file.metadata["words"] == ["x", "yz"]
-        assert list(file.metadata["a.list"]) == [1, 2, 3]  # type: ignore[arg-type]
+        assert list(file.metadata["a.list"]) == [1, 2, 3]  # type: ignore[arg-type]  # an array
         one, two = file.tensors["one"], file.tensors["two"]
         assert (one.shape, one.type.name, two.shape, two.type.name) == ((4, 2), "F32", (3, 32), "Q8_0")
         assert b"".join(slab.tobytes() for slab in file.slabs(one, 3)) == bytes(range(32))
@@ -163,7 +163,7 @@ _WHOLE = _small().header() + bytes(256)
 def test_any_damage_is_either_harmless_or_one_sentence(at: int, junk: bytes) -> None:
     data = _WHOLE[:at] + junk + _WHOLE[at + len(junk) :]
     # The constructor's parts, so as not to write a file each time.
-    header = gguf._Header(_InMemory(data), len(data), "bad.gguf")  # type: ignore[arg-type]
+    header = gguf._Header(_InMemory(data), len(data), "bad.gguf")  # type: ignore[arg-type]  # an array
     with contextlib.suppress(ModelDamagedError, ModelUnsupportedError):
         gguf._read_header(header)
 

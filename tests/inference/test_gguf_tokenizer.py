@@ -6,7 +6,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-import regex  # type: ignore[import-untyped]
+import regex  # type: ignore[import-untyped]  # has no annotations
 from tokenizers import Tokenizer
 
 from inference.gguf import GgufFile

@@ -22,7 +22,7 @@ Make = Callable[..., Text]
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
     def text(**options: object) -> Text:
-        return Text(load_tokenizer(make_tiny(tmp_path, **options)), VOCABULARY)  # type: ignore[arg-type]
+        return Text(load_tokenizer(make_tiny(tmp_path, **options)), VOCABULARY)  # type: ignore[arg-type]  # fields of several types
 
     return text
 

@@ -55,7 +55,7 @@ class Runner:
 
     def _read(self) -> Iterator[Report]:
         reader = REPORTS.reader()
-        while data := self.stdout.read1(1 << 16):  # type: ignore[attr-defined]
+        while data := self.stdout.read1(1 << 16):  # type: ignore[attr-defined]  # Popen without buffering gives a raw file
             yield from reader.feed(data)
         assert not reader.midway or self.process.wait() != 0
 

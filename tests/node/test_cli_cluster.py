@@ -100,7 +100,7 @@ class Shell:
         done = self._capsys.readouterr()
         return status, done.out, done.err
 
-    def document(self, *arguments: str) -> Any:  # noqa: ANN401
+    def document(self, *arguments: str) -> Any:  # noqa: ANN401 - of any type
         status, out, err = self(*arguments, "--json")
         assert (status, err) == (0, "")
         return json.loads(out)

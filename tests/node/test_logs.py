@@ -55,7 +55,7 @@ def test_an_exception_is_one_json_line() -> None:
     logs.configure("json", "info", "12D3KooW", stream)
 
     try:
-        1 / 0  # noqa: B018
+        1 / 0  # noqa: B018 - it is to raise
     except ZeroDivisionError:
         structlog.get_logger().exception("our mistake")
 

@@ -44,7 +44,7 @@ class Client:
 
 
 def ready_device(**settings: object) -> MemoryDevice:
-    device = MemoryDevice(settings=FakeSettings(**{"answer_tokens": 4, **settings}))  # type: ignore[arg-type]
+    device = MemoryDevice(settings=FakeSettings(**{"answer_tokens": 4, **settings}))  # type: ignore[arg-type]  # fields of several types
     device.may_resolve.set()
     device.may_load.set()
     return device
@@ -61,7 +61,7 @@ async def crowd(bench: Bench, nursery: trio.Nursery, count: int) -> list[Client]
 
 def submitted(device: MemoryDevice) -> list[str]:
     """The texts of the requests that the runner got, in order."""
-    return [str(request.prompt.messages[0]["content"]) for request in device.submitted]  # type: ignore[union-attr]
+    return [str(request.prompt.messages[0]["content"]) for request in device.submitted]  # type: ignore[union-attr]  # they are chats
 
 
 async def test_an_answer_from_beginning_to_end(autojump_clock: MockClock) -> None:

@@ -23,7 +23,7 @@ class Terminal(io.StringIO):
 
 
 def state(status: str, **fields: object) -> RunnerState:
-    return RunnerState(runner_id="r", status=status, since=0.0, **fields)  # type: ignore[arg-type]
+    return RunnerState(runner_id="r", status=status, since=0.0, **fields)  # type: ignore[arg-type]  # fields of several types
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def task(number: int, status: str) -> TaskDocument:
     )  # fmt: skip
 
 
-def with_tasks(tasks: Iterable[tuple[int, str]], **fields: Any) -> StateDocument:  # noqa: ANN401
+def with_tasks(tasks: Iterable[tuple[int, str]], **fields: Any) -> StateDocument:  # noqa: ANN401 - of any type
     return structs.replace(EMPTY, tasks=tuple(task(number, status) for number, status in tasks), **fields)
 
 

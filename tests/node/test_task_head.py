@@ -446,7 +446,7 @@ async def test_credit_for_what_was_not_said_ends_the_stream(autojump_clock: Mock
         await said.say(make_submit(task(), max_tokens=1000))
         await said.hear_events(3)
         await said.say(Credit((Taken(0, 1, 500),)))
-        with pytest.raises(StreamBroken):  # noqa: PT012
+        with pytest.raises(StreamBroken):  # noqa: PT012 - what goes before must not raise either
             while True:
                 await said.hear()
         await until_idle(head)
@@ -573,7 +573,7 @@ async def test_homes_are_forgotten_when_there_are_too_many(autojump_clock: MockC
 
 async def test_lines_of_too_many_models_end_the_stream(autojump_clock: MockClock) -> None:
     async with open_bench() as (_, head, peer), open_said(peer, head) as said:
-        with pytest.raises(StreamBroken):  # noqa: PT012
+        with pytest.raises(StreamBroken):  # noqa: PT012 - what goes before must not raise either
             await said.say(*(Waiting(f"{number:064x}", 1) for number in range(300)))
             while True:
                 await said.hear()

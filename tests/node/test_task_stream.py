@@ -530,7 +530,7 @@ async def test_a_head_that_breaks_the_rules_loses_its_attempts(
 ) -> None:
     async def act(stream: Stream[TaskMessage]) -> None:
         submit = await stream.receive()
-        request_id = submit.request.request_id  # type: ignore[union-attr]
+        request_id = submit.request.request_id  # type: ignore[union-attr]  # it is a Submit
         kinds: dict[str, Event] = {
             "accepted": Accepted(request_id, (1,)),
             "token": Tokens(request_id, (1,), "x"),
@@ -553,7 +553,7 @@ async def test_a_head_that_breaks_the_rules_loses_its_attempts(
 async def test_events_of_what_nobody_waits_for_are_ignored(autojump_clock: MockClock) -> None:
     async def act(stream: Stream[TaskMessage]) -> None:
         submit = await stream.receive()
-        request_id = submit.request.request_id  # type: ignore[union-attr]
+        request_id = submit.request.request_id  # type: ignore[union-attr]  # it is a Submit
         await stream.send(Batch((Sent(3, Tokens("somebody", (1,), "x")),), (Try(77, 1),)))
         await stream.send(Batch((Sent(0, Failed(request_id, "engine_error", "no")),)))
 

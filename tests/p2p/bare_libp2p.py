@@ -30,7 +30,7 @@ from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_ID
 from libp2p.security.noise.transport import Transport as Noise
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID
 from libp2p.stream_muxer.yamux.yamux import Yamux
-from multiaddr import Multiaddr  # type: ignore[import-untyped]
+from multiaddr import Multiaddr  # type: ignore[import-untyped]  # has no annotations
 
 SCENARIO_SECONDS = 20.0
 ECHO = TProtocol("/echo/1")

@@ -34,7 +34,7 @@ async def test_a_cut_that_ends_within_a_second_is_no_death(autojump_clock: MockC
         await trio.sleep(5)
         seen: set[Liveness | None] = set()
         for member in members[:4]:
-            member.gossip.on_changed.append(lambda _, member=member: seen.add(member.sees(members[4])))  # type: ignore[misc]
+            member.gossip.on_changed.append(lambda _, member=member: seen.add(member.sees(members[4])))  # type: ignore[misc]  # a default binds the loop variable
         peers = [dict(member.transport.peers) for member in members]
         cut(gossips, members[:4], members[4:])
         await trio.sleep(0.9)

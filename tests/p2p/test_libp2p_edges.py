@@ -81,7 +81,7 @@ async def test_an_exception_in_a_handler_ends_the_host(bare: Bare) -> None:
     async with open_pair("libp2p") as (rude, victim), open_lab("libp2p") as lab, lab.node() as innocent:
         await connect(innocent, victim)
         for error in (ValueError("of this handler alone"), ExceptionGroup("several", [KeyError(), OSError()])):
-            victim.serve(SINK, lambda stream, error=error: fail_with(error, stream))  # type: ignore[misc]
+            victim.serve(SINK, lambda stream, error=error: fail_with(error, stream))  # type: ignore[misc]  # a default binds the loop variable
             async with await rude.open(victim.node_id, SINK) as stream:
                 await stream.send(b"x")
                 with pytest.raises(StreamBroken):

@@ -121,7 +121,7 @@ async def test_silence_is_given_up_and_makes_room_for_others() -> None:
 
         for _ in range(50):  # turns of the loop, for those that were given up to go
             await trio.lowlevel.checkpoint()
-        assert len(victim._half_open) <= HALF_OPEN_MAX  # type: ignore[attr-defined]
+        assert len(victim._half_open) <= HALF_OPEN_MAX  # type: ignore[attr-defined]  # the implementation's own
         with trio.fail_after(DIAL_SECONDS):
             await connect(one, victim)
 
@@ -306,7 +306,7 @@ async def test_a_peer_with_the_key_can_end_its_own_connection_only(
 
 async def test_streams_leave_nothing_behind() -> None:
     async with open_pair("libp2p") as (one, other):
-        muxers = [transport._connections[peer].muxer for transport in (one, other) for peer in transport.peers]  # type: ignore[attr-defined]
+        muxers = [transport._connections[peer].muxer for transport in (one, other) for peer in transport.peers]  # type: ignore[attr-defined]  # the implementation's own
         other.serve(SINK, lambda stream: stream.send(b"unread" * 1000))
         for number in range(300):
             assert await echo(one, other, str(number)) == str(number)
@@ -372,13 +372,13 @@ async def quiet(muxer: MendedYamux) -> None:
 
 async def test_a_peer_is_asked_whether_it_lives() -> None:
     async with open_pair("libp2p") as (one, other):
-        muxer = one._connections[other.node_id].muxer  # type: ignore[attr-defined]
+        muxer = one._connections[other.node_id].muxer  # type: ignore[attr-defined]  # the implementation's own
         await quiet(muxer)
 
         assert await muxer.answers(5)
 
         async with rude_node(one) as (_, theirs):
-            guest = next(connection for connection in one._connections.values() if connection.muxer is not muxer)  # type: ignore[attr-defined]
+            guest = next(connection for connection in one._connections.values() if connection.muxer is not muxer)  # type: ignore[attr-defined]  # the implementation's own
             await quiet(guest.muxer)
             theirs.outbox.shut()  # it reads, and answers nothing
             assert not await guest.muxer.answers(0.2)
@@ -397,7 +397,7 @@ async def test_a_goodbye_while_the_connection_breaks_in_mid_write() -> None:
         while identity not in one.peers:
             await one.wait_past(one.revision)
         narrow(one)
-        muxer = one._connections[one.peers[identity].node_id].muxer  # type: ignore[attr-defined]
+        muxer = one._connections[one.peers[identity].node_id].muxer  # type: ignore[attr-defined]  # the implementation's own
         for _ in range(100):  # far more than the sockets hold; nobody reads
             muxer.outbox.put(bytes(65_000))
         async with trio.open_nursery() as nursery:

@@ -162,7 +162,7 @@ def test_a_death_told_by_others_does_not_overrule_an_open_stream_and_the_accused
 
     assert standing(core, PEER) == dead
     assert core.believe(PEER, 1.0) is ALIVE
-    assert [(e.peer, MESSAGES.decode(e.body).said) for e in effects if isinstance(e, Send)] == [(PEER, dead)]  # type: ignore[union-attr]
+    assert [(e.peer, MESSAGES.decode(e.body).said) for e in effects if isinstance(e, Send)] == [(PEER, dead)]  # type: ignore[union-attr]  # a default binds the loop variable
 
 
 def test_the_stream_is_believed_until_an_own_probe_fails() -> None:
@@ -393,6 +393,6 @@ def test_the_same_members_whatever_the_wall_clocks_say(loss: float) -> None:
         for place, sim_node in enumerate(cluster.nodes):
             sim_node.wall_offset += skew * (place % 3 - 1)
             cluster.boot(place, contacts=(0,) if place else ())
-        took.append(cluster.run_until(lambda c=cluster: c.equal() and len(c.core(0).replica.members) == 8, 30.0))  # type: ignore[misc]
+        took.append(cluster.run_until(lambda c=cluster: c.equal() and len(c.core(0).replica.members) == 8, 30.0))  # type: ignore[misc]  # a default binds the loop variable
     assert took[0] is not None
     assert took[0] == took[1]

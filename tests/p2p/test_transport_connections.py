@@ -55,7 +55,7 @@ async def test_dialling_a_connected_peer_makes_no_second_connection(kind: Kind) 
 async def test_dropping_a_peer_breaks_its_streams_and_it_can_be_dialled_again(kind: Kind) -> None:
     gate = Gate()
     async with open_pair(kind) as (one, other):
-        other.serve(SINK, gated(gate, lambda stream: stream.receive()))  # type: ignore[arg-type, return-value]
+        other.serve(SINK, gated(gate, lambda stream: stream.receive()))  # type: ignore[arg-type, return-value]  # handlers of several results
         gate.open.set()
         before = one.peers[other.node_id]
         stream = await one.open(other.node_id, SINK)
@@ -156,7 +156,7 @@ async def test_no_node_is_its_own_peer(kind: Kind) -> None:
     "theirs", [cluster("home", new_key()), cluster("home", None), cluster("away", None)], ids=["key", "no key", "name"]
 )
 async def test_clusters_never_mix(kind: Kind, theirs: object) -> None:
-    async with open_lab(kind) as lab, lab.node() as one, lab.node(cluster=theirs) as stranger:  # type: ignore[arg-type]
+    async with open_lab(kind) as lab, lab.node() as one, lab.node(cluster=theirs) as stranger:  # type: ignore[arg-type]  # handlers of several results
         for source, target in ((one, stranger), (stranger, one)):
             outcome = await source.dial(target.addresses[0])
 

@@ -262,7 +262,7 @@ async def test_a_message_above_the_cap_is_refused_at_the_sender_and_its_stream_g
 @pytest.mark.parametrize("theirs", [FrameCodec(int, 1000), FrameCodec(str, 8 << 20)], ids=["type", "length"])
 async def test_a_violation_breaks_its_stream_and_is_counted(kind: Kind, theirs: FrameCodec[int] | FrameCodec[str]) -> None:
     async with open_pair(kind) as (one, other), await one.open(other.node_id, ECHO) as sibling:
-        rude = StreamProtocol[object](ECHO.name, theirs)  # type: ignore[arg-type]
+        rude = StreamProtocol[object](ECHO.name, theirs)  # type: ignore[arg-type]  # what the types forbid
         async with await one.open(other.node_id, rude) as stream:
             with suppress(StreamBroken):  # the long one is cut off while it is sent
                 await stream.send(7 if theirs.max_bytes == 1000 else "x" * (5 << 20))

@@ -105,10 +105,10 @@ def test_deep_nesting_is_a_violation() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        Ping("one"),  # type: ignore[arg-type]
+        Ping("one"),  # type: ignore[arg-type]  # what the types forbid
         Ping(1 << 70),
         Ping(1, "\ud800"),
-        Data(b"", (object(),)),  # type: ignore[arg-type]
+        Data(b"", (object(),)),  # type: ignore[arg-type]  # what the types forbid
         Data(b"x" * CAP),
     ],
 )

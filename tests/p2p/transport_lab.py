@@ -103,7 +103,7 @@ async def echo(one: Transport, other: Transport, text: str) -> str:
 
 def narrow(transport: Transport) -> None:
     """Make the sockets of a libp2p transport's connections hold little, as they do between slow devices."""
-    for connection in transport._connections.values():  # type: ignore[attr-defined]
+    for connection in transport._connections.values():  # type: ignore[attr-defined]  # the implementation's own
         stream = connection.muxer._socket.stream
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32768)
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32768)

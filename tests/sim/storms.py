@@ -96,7 +96,7 @@ class Storm:
 
         def at_random(call: object, count: int) -> None:
             for _ in range(count):
-                events.at(start + chance.uniform(0, STORM_SECONDS - 1), call)  # type: ignore[arg-type]
+                events.at(start + chance.uniform(0, STORM_SECONDS - 1), call)  # type: ignore[arg-type]  # calls of several results
 
         at_random(self._write, 40 * size if size <= 20 else 4 * size)
         for mood, fault in (
