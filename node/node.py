@@ -4,7 +4,7 @@ import random
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import structlog
 import trio
@@ -87,11 +87,13 @@ class Node:
         runners: LocalRunners,
         executors: Executors,
         nursery: trio.Nursery,
+        joining_seconds: float = 0.0,
         addresses: Callable[[], tuple[str, ...]] = tuple,
         models: Callable[[], tuple[Model, ...]] = tuple,
         chance: random.Random | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        """`joining_seconds`: for so long others may still be met that run what is asked for."""
         self.node_id = node_id
         self.name = name
         self.settings = settings
@@ -127,6 +129,9 @@ class Node:
         self._durations: deque[float] = deque(maxlen=DURATIONS_MAX)
         self._none_in_flight = trio.Event()
         self._draining = False
+        self._joining_until = trio.current_time() + joining_seconds
+        self._joined = trio.lowlevel.ParkingLot()  # for anything new in the view
+        self.view.on_change.append(self._look_who_joined)
         facts.on_changed.append(self._on_changed)
         executors.bind(self)
 
@@ -166,6 +171,9 @@ class Node:
         self.standings.own_changed()
         self.home.look()
         self._executors.look()
+
+    def _look_who_joined(self) -> None:
+        self._joined.unpark_all()
 
     def _on_changed(self, change: Changed) -> None:
         self.view.update(change)
@@ -233,7 +241,7 @@ class Node:
         """
         if self._draining:
             raise NoRoute(STOPPING, RETRY_SECONDS_MAX)
-        task = self._new_task(self._meant(model), request)
+        task = self._new_task(await self._meant(model), request)
         self._tasks[task.task_id.number] = task
         try:
             async with self.home.open(task) as events:
@@ -246,11 +254,19 @@ class Node:
             self._durations.append(trio.current_time() - task.began)
             self._look_idle()
 
-    def _meant(self, model: str | None) -> str:
-        """The served name of the model that is meant.
+    async def _meant(self, model: str | None) -> str:
+        """The served name of the model that is meant; a node that has just been started may not know of it at once.
 
         Raises: ModelNotFound, NoRoute.
         """
+        with trio.move_on_at(self._joining_until):
+            while trio.current_time() < self._joining_until:
+                with suppress(ModelNotFound, NoRoute):
+                    return self._known(model)
+                await self._joined.park()
+        return self._known(model)
+
+    def _known(self, model: str | None) -> str:
         if self.standings.none:
             raise NoRoute(NO_MODEL, RETRY_SECONDS_MAX)
         name = self.standings.named(model)

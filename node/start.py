@@ -43,6 +43,8 @@ from p2p.gossip import IdentityClash
 from p2p.identity import Identity, IdentityError, load_or_create
 from p2p.transport import ListenFailed, Transport
 
+JOINING_SECONDS = 5.0  # within which a node that was just started has met the others, if there are any
+
 _log = structlog.get_logger("node")
 
 
@@ -130,6 +132,7 @@ def _assemble(
         runners=runners,
         executors=executors,
         nursery=nursery,
+        joining_seconds=JOINING_SECONDS if config.join or config.discovery else 0.0,
         addresses=lambda: membership.transport.addresses,
         models=lambda: disk.models,
     )

@@ -190,7 +190,12 @@ class Bench:
 
 @asynccontextmanager
 async def open_bench(
-    device: MemoryDevice, *, waiting_max: int = 32, task_seconds: float = 600.0, aliases: dict[str, str] | None = None
+    device: MemoryDevice,
+    *,
+    waiting_max: int = 32,
+    task_seconds: float = 600.0,
+    aliases: dict[str, str] | None = None,
+    joining_seconds: float = 0.0,
 ) -> AsyncIterator[Bench]:
     """A node with no model yet, on virtual time."""
     async with trio.open_nursery() as nursery:
@@ -205,7 +210,16 @@ async def open_bench(
         async with open_local_runners(settings, device.resolve, launch) as runners:
             node_settings = NodeSettings(aliases=aliases or {}, waiting_max=waiting_max, task_timeout_seconds=task_seconds)
             facts, executors = LoneFacts(NODE_ID), Executors()
-            node = Node(NODE_ID, "test", node_settings, facts=facts, runners=runners, executors=executors, nursery=nursery)
+            node = Node(
+                NODE_ID,
+                "test",
+                node_settings,
+                facts=facts,
+                runners=runners,
+                executors=executors,
+                nursery=nursery,
+                joining_seconds=joining_seconds,
+            )
             nursery.start_soon(node.reconciler.run)
             yield Bench(node, runners, device)
         nursery.cancel_scope.cancel()

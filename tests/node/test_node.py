@@ -355,3 +355,16 @@ async def test_nothing_is_left_behind(autojump_clock: MockClock, count: int) -> 
         tasks = len(nursery.child_tasks)
         assert tasks == 0
         await bench.node.drain()
+
+
+async def test_a_node_that_was_just_started_waits_for_news_of_the_others(autojump_clock: MockClock) -> None:
+    async with open_bench(ready_device(), joining_seconds=5.0) as bench, trio.open_nursery() as nursery:
+        early, mistaken = Client(), Client()
+        nursery.start_soon(early.ask, bench, "m")
+        nursery.start_soon(mistaken.ask, bench, "another")
+        await trio.sleep(3)
+        assert [client.error for client in (early, mistaken)] == [None, None]
+        bench.node.run_model("m")
+    assert early.complete
+    assert isinstance(mistaken.error, ModelNotFound)
+    assert mistaken.ended_at == 5.0
