@@ -14,8 +14,8 @@ STEP_SECONDS = 0.05
 
 
 @contextlib.contextmanager
-def cluster(directory: Path, *options: Sequence[str]) -> Iterator[list[NodeProcess]]:
-    """A node for each list of options; all join the first, and each knows all when the block begins."""
+def cluster(directory: Path, *options: Sequence[str], watched: int | None = None) -> Iterator[list[NodeProcess]]:
+    """A node for each list of options; all join the first, and each (or the first `watched`) knows all when the block begins."""
     key = directory / "cluster.key"
     key.write_text(new_key() + "\n")
     common = ["--cluster-key-file", str(key), "--listen", "127.0.0.1:0", "--no-discovery"]
@@ -24,7 +24,7 @@ def cluster(directory: Path, *options: Sequence[str]) -> Iterator[list[NodeProce
         for number, own in enumerate(options, 1):
             joins = ["--join", address(nodes[0])] if nodes else []
             nodes.append(NodeProcess(directory / f"n{number}", *common, *joins, "--name", f"n{number}", *own))
-        until(lambda: all(alive(node) == {node_id(other) for other in nodes} for node in nodes))
+        until(lambda: all(alive(node) == {node_id(other) for other in nodes} for node in nodes[:watched]))
         yield nodes
     finally:
         for node in nodes:
