@@ -153,7 +153,7 @@ class PullExchange:
                 self._trying[instance_id] = left
             else:
                 del self._trying[instance_id]
-            self.came(self._own, instance_id, accepted=bool(accepted))
+            self.came(self._own, instance_id, accepted=accepted is not False)  # who has left was not refused
 
         return answered
 

@@ -1,5 +1,6 @@
 """How figures are reduced and printed: medians of interleaved pairs with their spread, percentiles with their counts."""
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 
@@ -23,6 +24,14 @@ def median(values: Sequence[float], unit: str) -> str:
     """A median with its spread and count."""
     ordered = sorted(values)
     return f"{statistics.median(ordered):.1f} {unit} (from {ordered[0]:.1f} to {ordered[-1]:.1f}, {len(ordered)} runs)"
+
+
+def p99(values: Sequence[float], unit: str) -> tuple[float, str]:
+    """The 99th percentile by nearest rank, and the same as text with median, worst and count."""
+    ordered = sorted(values)
+    value = ordered[math.ceil(0.99 * len(ordered)) - 1]
+    middle = statistics.median(ordered)
+    return value, f"{value:.1f} {unit} p99 ({middle:.1f} p50, {ordered[-1]:.1f} worst, {len(ordered)} events)"
 
 
 def report(name: str, measured: str, wanted: str, *, reached: bool) -> None:
