@@ -12,6 +12,8 @@ BENCHMARKS = {
     "replication": "the replicated state in virtual time: spreading, idle traffic, deaths, heals, cost (--long: hours)",
     "routing": "waits of routing on old views beside a router that knows everything, in virtual time (--long: more tasks)",
     "transport": "libp2p between two processes beside plain TCP; the relay of 64 engine slots",
+    "peers_hop": "what asking a node costs that does not run the model: first token, tokens a second",
+    "peers_relay": "tokens of 64 streams from a head's engine to a home over libp2p: how late, at what cost, how many at most",
     "startup": "start to first token; memory of the node process",
     "mlx_lm_server": "the ratio to mlx_lm.server, as a user gets it and with the same BLAS and dtypes",
 }
