@@ -15,7 +15,7 @@ STEP_SECONDS = 0.05
 
 @contextlib.contextmanager
 def cluster(directory: Path, *options: Sequence[str], watched: int | None = None) -> Iterator[list[NodeProcess]]:
-    """A node for each list of options; all join the first, and each (or the first `watched`) knows all when the block begins."""
+    """A node for each list of options. All join the first; each, or the first `watched`, knows all when the block begins."""
     key = directory / "cluster.key"
     key.write_text(new_key() + "\n")
     common = ["--cluster-key-file", str(key), "--listen", "127.0.0.1:0", "--no-discovery"]
