@@ -1,5 +1,6 @@
 """The models that this node runs: each on its way to disk, then in a runner that a supervisor owns."""
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -174,7 +175,7 @@ class LocalInstance:
         for callback in tuple(self.on_change):
             callback()
 
-    async def run(self, resolve: Resolve, launch: Launch, policy: RestartPolicy) -> None:
+    async def run(self, resolve: Resolve, launch: Launch, policy: RestartPolicy, wall_clock: Callable[[], float]) -> None:
         """Have the model on disk, then in a runner, until that is stopped or given up. The last phase is Down."""
         try:
             self.model = await resolve(self.asked, self._on_progress)
@@ -182,7 +183,7 @@ class LocalInstance:
             self._fail(str(error))
             return
         command = load_command(self.model, self._settings)
-        supervisor = Supervisor(f"{self.instance_id}.0", command, launch, policy=policy)
+        supervisor = Supervisor(f"{self.instance_id}.0", command, launch, policy=policy, wall_clock=wall_clock)
         self.supervisor = supervisor
         self._changed()
         async with trio.open_nursery() as nursery:
@@ -218,20 +219,28 @@ class LocalInstance:
 class LocalRunners:
     """All instances of this node, by id."""
 
-    def __init__(self, settings: RunnerSettings, resolve: Resolve, launch: Launch, nursery: trio.Nursery) -> None:
+    def __init__(
+        self,
+        settings: RunnerSettings,
+        resolve: Resolve,
+        launch: Launch,
+        nursery: trio.Nursery,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
         self.instances: dict[str, LocalInstance] = {}
         self.policy = RestartPolicy()
         self._settings = settings
         self._resolve = resolve
         self._launch = launch
         self._nursery = nursery
+        self._wall_clock = wall_clock
 
     def start(self, instance_id: str, model: str, created: float) -> LocalInstance:
         """Begin to have a model here; its phase tells how that goes."""
         assert instance_id not in self.instances
         instance = LocalInstance(instance_id, model, self._settings, created)
         self.instances[instance_id] = instance
-        self._nursery.start_soon(instance.run, self._resolve, self._launch, self.policy)
+        self._nursery.start_soon(instance.run, self._resolve, self._launch, self.policy, self._wall_clock)
         return instance
 
     async def stop(self, grace: float = STOP_GRACE_SECONDS) -> None:
@@ -244,10 +253,12 @@ class LocalRunners:
 
 
 @asynccontextmanager
-async def open_local_runners(settings: RunnerSettings, resolve: Resolve, launch: Launch) -> AsyncIterator[LocalRunners]:
+async def open_local_runners(
+    settings: RunnerSettings, resolve: Resolve, launch: Launch, *, wall_clock: Callable[[], float] = time.time
+) -> AsyncIterator[LocalRunners]:
     """Runners that live no longer than the block, however it is left."""
     async with trio.open_nursery() as nursery:
-        runners = LocalRunners(settings, resolve, launch, nursery)
+        runners = LocalRunners(settings, resolve, launch, nursery, wall_clock)
         try:
             yield runners
         finally:

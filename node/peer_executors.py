@@ -55,8 +55,9 @@ class PeerExecutors(Executors):
 
     pulls = True
 
-    def __init__(self, transport: Transport, nursery: trio.Nursery) -> None:
+    def __init__(self, transport: Transport, nursery: trio.Nursery, chance: random.Random | None = None) -> None:
         super().__init__()
+        self._chance = random.Random() if chance is None else chance  # noqa: S311 - spreads load, hides nothing
         self._transport = transport
         self._nursery = nursery
 
@@ -79,7 +80,7 @@ class PeerExecutors(Executors):
             tell=self.heads.waiting,
             ask=self.head.pull,
             unanswered=self._unanswered,
-            chance=random.Random(),  # noqa: S311 - spreads load, hides nothing
+            chance=self._chance,
         )
         self.head.serve_on(self._transport)
 

@@ -51,7 +51,7 @@ class PullExchange:
         self._free: dict[int, int] = {}  # places, when last looked at
         self._trying: dict[int, int] = {}  # own requests that an own instance has not said yes or no to
         self._levels: dict[tuple[bytes, str], HomeLine] = {}  # by home and model
-        self._told: dict[str, tuple[str, frozenset[NodeId]]] = {}  # by served name: the model and its heads elsewhere
+        self._told: dict[str, tuple[str, dict[NodeId, None]]] = {}  # by served name: the model and its heads elsewhere
         self._roster: object = None  # that those heads were looked up in
         self._due: dict[int, float] = {}  # when to pull, by own instance
         self._stirred = trio.Event()
@@ -69,10 +69,11 @@ class PullExchange:
         now = trio.current_time()
         waited = now - since if since is not None else 0.0
         model_hash = next(iter(self._node.standings.standing(model).hashes), "") if count else ""
-        heads = self._heads(model_hash) if model_hash else frozenset()
+        heads = self._heads(model_hash) if model_hash else {}
         if before is not None:
-            for head in before[1] if before[0] != model_hash else before[1] - heads:
-                self._tell(head, before[0], 0, 0.0)
+            for head in before[1]:
+                if before[0] != model_hash or head not in heads:
+                    self._tell(head, before[0], 0, 0.0)
             if before[0] != model_hash:
                 self._hear_level(self._own, before[0], 0, 0.0)
         if model_hash:
@@ -83,15 +84,15 @@ class PullExchange:
         else:
             self._told.pop(model, None)
 
-    def _heads(self, model_hash: str) -> frozenset[NodeId]:
-        """Who heads an instance of a model elsewhere, ready or soon."""
+    def _heads(self, model_hash: str) -> dict[NodeId, None]:
+        """Who heads an instance of a model elsewhere, ready or soon; in an order that no hash seed decides."""
         nodes = {
-            instance.head.node
+            instance.head.node: None
             for instance in self._node.view.roster.instances.values()
             if instance.spec.model_hash == model_hash and instance.phase <= Phase.READY and instance.head is not None
         }
         found = (self._node.facts.node_id(node) for node in nodes if node != self._own)
-        return frozenset(node_id for node_id in found if node_id is not None)
+        return {node_id: None for node_id in found if node_id is not None}
 
     def _view_changed(self) -> None:
         """Whoever heads an instance of what waits here is told, newcomers too."""

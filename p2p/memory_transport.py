@@ -87,8 +87,9 @@ class MemoryNetwork:
 
         `silent`: as a power cut does. Its peers don't hear of it.
         """
-        for transport in list(self._nodes.values()):
+        for place, transport in list(self._nodes.items()):
             if transport.node_id == node_id:
+                del self._nodes[place]  # what is cancelled may take its time, and nobody is to meet it meanwhile
                 transport.crash(silent=silent)
 
     def nodes(self) -> tuple["MemoryTransport", ...]:
