@@ -64,6 +64,11 @@ class MemoryRunner:
         yield
         self._thawed.set()
 
+    @property
+    def ended(self) -> bool:
+        """Whether it is at its end."""
+        return self._status is not None
+
     async def wait(self) -> int:
         await self._ended.wait()
         assert self._status is not None
