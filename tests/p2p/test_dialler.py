@@ -125,6 +125,7 @@ async def test_silent_addresses_hold_up_nobody_and_are_shown(autojump_clock: Moc
 
 
 async def test_a_name_is_resolved_anew_at_each_try_and_all_its_addresses_are_tried(autojump_clock: MockClock) -> None:
+    """A9 (exo#725): the first of the name's two addresses is dead."""
     async with open_network() as network, dialling(network, "nas:4701") as (transport, dialler):
         await trio.sleep(1)
         assert dialler.unreached[0].reason == "the name nas has no address that could be found"

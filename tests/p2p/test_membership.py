@@ -6,7 +6,7 @@ import pytest
 
 from p2p import overlay
 from p2p.core import Core
-from p2p.effects import Clash, Close, Dial, Renewed, Send
+from p2p.effects import Changed, Clash, Close, Dial, Renewed, Send
 from p2p.lattice import ALIVE, COUNTER_MAX, DEAD, LEFT, SUSPECT, Generation, Standing
 from p2p.replica import Schema
 from p2p.settings import BOOK_MAX, Settings, confirmations_wanted, suspicion_bounds
@@ -241,6 +241,27 @@ def test_a_node_that_freezes_again_and_again_makes_nobody_else_dead() -> None:
         assert measures.false_deaths(size, 0.2, frozen=1) == 0
 
 
+def test_members_whose_answers_are_late_by_periods_are_not_dead() -> None:
+    """A16 (edgevpn#1073): all stand still for up to two and a half probe periods, again and again, for two minutes."""
+    chance = random.Random(16)
+    cluster = Cluster(5, seed=16)
+    cluster.warm()
+    cluster.run(1.0)
+    dead = []
+
+    def watch(place: int, change: Changed) -> None:
+        if cluster.core(place).believe(change.node, cluster.now) is DEAD:
+            dead.append((place, change.node))
+
+    cluster.watch_changes = watch
+    for _ in range(40):
+        for place in range(5):
+            cluster.freeze(place, chance.uniform(0, 2.5))
+        cluster.run(3.0)
+
+    assert dead == []
+
+
 def test_a_node_that_slept_an_hour_suspects_nobody_and_is_back_within_seconds() -> None:
     cluster = Cluster(5, seed=1)
     cluster.warm()
@@ -386,7 +407,7 @@ def test_a_mesh_that_grows_into_an_overlay_keeps_few_streams() -> None:
 
 @pytest.mark.parametrize("loss", [0.0, 0.05])
 def test_the_same_members_whatever_the_wall_clocks_say(loss: float) -> None:
-    """Clocks decide where a counter begins and nothing else: two runs with other clocks take the same time to be equal."""
+    """B9 (hivemind, petals): clocks decide where a counter begins and nothing else; with others, all takes as long."""
     took = []
     for skew in (0.0, 3e8):
         cluster = Cluster(8, seed=9, weather=Weather(loss=loss))
