@@ -61,6 +61,7 @@ def test_each_of_three_answers_alike(tmp_path: Path, quick: str) -> None:
 
 
 def test_the_death_of_a_bystander_changes_nothing(tmp_path: Path, slow: str) -> None:
+    """A4 (exo#2266)."""
     with cluster(tmp_path, ("--model", slow), ROUTE_ONLY, ROUTE_ONLY) as (executor, home, bystander):
         whole = executor.chat(max_tokens=300)[1]["choices"][0]["message"]["content"]
         with home.stream(max_tokens=300) as stream:
