@@ -161,10 +161,10 @@ class ClusterRoutes:
         return self._service.dump()
 
     async def _task(self, task_id: str) -> TaskDocument | None:
-        return self._service.task(task_id)
+        return await self._service.task(task_id)
 
     async def _cancel(self, task_id: str) -> str | None:
-        return self._service.cancel(task_id)
+        return await self._service.cancel(task_id)
 
     @asynccontextmanager
     async def _changes(self) -> AsyncIterator[Paced]:

@@ -15,7 +15,9 @@ import trio
 from msgspec import Struct
 
 from node.config import Config
+from node.documents import TaskDocument
 from node.dump_stream import cluster_of
+from node.ended_tasks import ask_home
 from node.records import PROFILE, SCHEMA, Profile
 from p2p.address_book import keep_book, load_book
 from p2p.boot_clock import boot_clock, new_nonce
@@ -24,6 +26,7 @@ from p2p.dialler import Dialler, Unreached
 from p2p.durable import write_durably
 from p2p.gossip import Gossip
 from p2p.identity import Identity
+from p2p.ids import NodeId
 from p2p.lattice import COUNTER_MAX, Generation
 from p2p.replica import Replica
 from p2p.sync_wire import node16
@@ -55,6 +58,12 @@ class Membership(Struct, frozen=True):
     def incompatible(self) -> tuple[Incompatible, ...]:
         """Peers of other versions."""
         return tuple(self.transport.incompatible.values())
+
+    async def ask_home(self, home: NodeId, task_id: str) -> TaskDocument | None:
+        """What the home of a task remembers of it; None where it is not reached either."""
+        if home not in self.transport.peers:
+            await self.dialler.redial(home)
+        return await ask_home(self.transport, home, task_id)
 
     @property
     def counters(self) -> dict[str, int]:

@@ -62,6 +62,7 @@ class Reconciler:
         home: TaskHome,
         submitted: MutableMapping[tuple[TaskId, int], int],
     ) -> None:
+        self.on_collect: list[Callable[[TaskId], None]] = []  # called before an ended task's records are taken back
         self._facts = facts
         self._view = view
         self._own_facts = own_facts
@@ -118,6 +119,8 @@ class Reconciler:
         state = Task(Verdict(Terminal(status)), False, header.attempt, tuple(r.phase if r is not None else None for r in ranks))
         if not home_collects(state, age, executors_gone=gone):
             return False
+        for callback in tuple(self.on_collect):
+            callback(task.task_id)
         self._facts.delete(TASK, task.task_id.number)
         self._facts.delete(VERDICT, task.task_id.number)
         return True

@@ -74,7 +74,7 @@ class Service(Protocol):
 
 
 class ClusterService(Protocol):
-    """What HTTP asks of a node about the cluster it is part of. All of it is answered from this node's own replica, at once."""
+    """What HTTP asks of a node about the cluster it is part of. All but old tasks is answered from its own replica, at once."""
 
     node_id: str
 
@@ -87,8 +87,8 @@ class ClusterService(Protocol):
     def changes(self) -> AbstractAsyncContextManager[AsyncIterator[StateEvent]]:
         """The whole state and then its changes, for ever. A slow reader is told once what changed meanwhile."""
 
-    def task(self, task_id: str) -> TaskDocument | None:
-        """One task of any node; None where there is none, or none any more."""
+    async def task(self, task_id: str) -> TaskDocument | None:
+        """One task of any node; None where there is none, or its home has forgotten it. Its home is asked if need be."""
 
-    def cancel(self, task_id: str) -> str | None:
+    async def cancel(self, task_id: str) -> str | None:
         """Have a task of any node cancelled; its status by now, None where there is none. What has ended stays as it ended."""

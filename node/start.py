@@ -31,6 +31,7 @@ from node.config import Config, process_environment
 from node.data_dir import IDENTITY_FILE, DataDirError, NodeFile, locked_data_dir, write_node_file
 from node.disk_models import DiskModels
 from node.dump_stream import DUMP, DumpTeller
+from node.ended_tasks import LOOKUP
 from node.errors import CommandError
 from node.local_runners import Down, LocalInstance, LocalRunners, RunnerSettings, open_local_runners
 from node.membership import Membership, alone, open_membership
@@ -142,6 +143,7 @@ def _assemble(
     cluster = Cluster(node, membership)
     nursery.start_soon(_touch, cluster, membership.transport)
     membership.transport.serve(DUMP, DumpTeller(cluster.dump).serve)
+    membership.transport.serve(LOOKUP, cluster.ended.serve)
     return node, cluster
 
 

@@ -34,14 +34,14 @@ class MemoryCluster:
     def changes(self) -> AbstractAsyncContextManager[AsyncIterator[StateEvent]]:
         return self.watch.read()
 
-    def task(self, task_id: str) -> TaskDocument | None:
+    async def task(self, task_id: str) -> TaskDocument | None:
         found = TaskId.parse(task_id)
         view = self.replica.view()
         task = view.tasks.get(found) if found is not None else None
         return task_document(task, view, about()) if task is not None else None
 
-    def cancel(self, task_id: str) -> str | None:
-        task = self.task(task_id)
+    async def cancel(self, task_id: str) -> str | None:
+        task = await self.task(task_id)
         if task is None or task.status not in {"pending", "running"}:
             return task.status if task is not None else None
         found = TaskId.parse(task_id)
