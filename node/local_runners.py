@@ -16,6 +16,7 @@ from inference.runner_protocol import LoadModel
 from inference.runner_state import Launch, RunnerState
 from inference.supervisor import Supervisor
 from node.config import Config
+from node.records import StopPhase
 from node.resources import core_count, device_memory_bytes, runner_memory_bytes
 
 CONTEXT_DEFAULT = 8192
@@ -125,6 +126,7 @@ class LocalInstance:
         self.model: Model | None = None
         self.supervisor: Supervisor | None = None
         self.progress: Progress | None = None
+        self.stop_phase: StopPhase | None = None  # of the order to end its runner
         self.on_change: list[Callable[[], None]] = []
         self._settings = settings
         self._failure: str | None = None
@@ -192,6 +194,16 @@ class LocalInstance:
             nursery.cancel_scope.cancel()
         self._fail(supervisor.state.reason or "The runner was stopped.")
 
+    async def stop(self, grace: float) -> None:
+        """End its runner for good, in steps that all can see: the order, its acknowledgement, the end (`StopPhase`)."""
+        if self.supervisor is None:
+            return
+        for phase in (StopPhase.RUNNING, StopPhase.ACKNOWLEDGED):
+            if self.stop_phase is None or self.stop_phase < phase:
+                self.stop_phase = phase
+                self._changed()
+        await self.supervisor.stop(grace)
+
     def _on_progress(self, progress: Progress) -> None:
         self.progress = progress
         self._changed()
@@ -248,8 +260,7 @@ class LocalRunners:
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as nursery:
                 for instance in self.instances.values():
-                    if instance.supervisor is not None:
-                        nursery.start_soon(instance.supervisor.stop, grace)
+                    nursery.start_soon(instance.stop, grace)
 
 
 @asynccontextmanager

@@ -209,6 +209,7 @@ class Node:
                     phase=instance.phase,
                     state=instance.supervisor.state if instance.supervisor is not None else None,
                     model=instance.model,
+                    stop=instance.stop_phase,
                 )
                 for number, (instance_id, instance) in enumerate(self._instances.items(), 1)
             ),

@@ -20,6 +20,7 @@ from node.records import (
     REASON_BYTES_MAX,
     RUNNER,
     SHARD,
+    STOP_ORDER,
     Drain,
     Gauge,
     ModelRecord,
@@ -29,13 +30,15 @@ from node.records import (
     RunnerRecord,
     ShardPhase,
     ShardRecord,
+    StopOrder,
+    StopPhase,
 )
 from p2p.sync_wire import Key
 
 MEMORY_STEP_BYTES = 256 << 20  # memory is told in steps, so that noise is no news
 TEXT_CHARACTERS_MAX = 256
 MODELS_MAX = 128  # on disk, told to others
-OWN_KINDS = frozenset({PROFILE, DRAIN, MODEL, RUNNER, GAUGE, SHARD})
+OWN_KINDS = frozenset({PROFILE, DRAIN, MODEL, STOP_ORDER, RUNNER, GAUGE, SHARD})
 """The kinds of which these are all records that this node has."""
 
 
@@ -50,6 +53,7 @@ class LocalFacts(Struct, frozen=True, kw_only=True):
     phase: Phase
     state: RunnerState | None  # None before it has a runner
     model: Model | None  # None before it is on disk
+    stop: StopPhase | None = None  # of the order to end its runner, once there is one
 
 
 class NodeFacts(Struct, frozen=True, kw_only=True):
@@ -76,6 +80,8 @@ def own_records(facts: NodeFacts) -> dict[Key, object]:
     for model in facts.models[:MODELS_MAX]:
         records[MODEL, model.model_hash] = _model(model)
     for local in facts.instances:
+        if local.stop is not None:  # before the runner's own record, so that nobody sees that one a step ahead of it
+            records[STOP_ORDER, local.number] = _stop_order(local.stop, local.state)
         records[RUNNER, local.number] = _runner(local)
         if local.model is not None:
             records[SHARD, (local.instance_id, 0)] = _shard(local, local.model, facts.boot)
@@ -114,6 +120,13 @@ def _model(model: Model) -> ModelRecord:
         model.architecture,
         model.quantization,
     )
+
+
+def _stop_order(phase: StopPhase, state: RunnerState | None) -> StopOrder:
+    if state is None:
+        return StopOrder(0, StopPhase.COMPLETE)
+    gone = state.status in {"shutdown", "failed"}
+    return StopOrder(state.spawn, StopPhase.COMPLETE if gone else phase)
 
 
 def _runner(local: LocalFacts) -> RunnerRecord:

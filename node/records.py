@@ -210,11 +210,19 @@ class Profile(Struct, frozen=True, array_like=True):
     version: Text = ""
 
 
+class StopPhase(IntEnum):
+    """How far a stop order is: given, taken up by the supervisor, and the process is gone."""
+
+    RUNNING = 0
+    ACKNOWLEDGED = 1
+    COMPLETE = 2
+
+
 class StopOrder(Struct, frozen=True, array_like=True, gc=False):
     """`stop/<runner>`: the wish to end a runner, with a life of its own. It is no task and never in flight."""
 
     spawn: Small
-    phase: Annotated[int, Meta(ge=0, le=2)]  # running, acknowledged, complete
+    phase: StopPhase
 
 
 class ModelRecord(Struct, frozen=True, array_like=True, gc=False):
