@@ -2,17 +2,14 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 from inference.requests import Event, Refused, Request
 from inference.supervisor import NO_ROOM
 from node.cluster_view import Target
 from node.home_task import HomeTask
+from node.own_node import OwnNode
 from node.records import TaskId
 from p2p.effects import Changed
-
-if TYPE_CHECKING:
-    from node.node import Node
 
 
 class Executors:
@@ -22,9 +19,9 @@ class Executors:
 
     def __init__(self) -> None:
         self.submitted: dict[tuple[TaskId, int], int] = {}  # attempts of other homes: how far the home's records were
-        self._node: Node
+        self._node: OwnNode
 
-    def bind(self, node: "Node") -> None:
+    def bind(self, node: OwnNode) -> None:
         """The node whose runners these are."""
         self._node = node
 

@@ -3,7 +3,7 @@
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import trio
 from msgspec import Struct
@@ -15,6 +15,7 @@ from node.executors import Executors
 from node.head_task import HeadTask
 from node.home_submission import HeadLost
 from node.home_task import HomeTask, short
+from node.own_node import OwnNode
 from node.pull_exchange import PullExchange
 from node.reconciler import home_sight
 from node.records import CANCEL, RANK, TASK, CancelIntent, RankPhase, RankReport, TaskId
@@ -27,9 +28,6 @@ from p2p.ids import NodeId
 from p2p.namespace import NamespaceFull
 from p2p.sync_wire import node16
 from p2p.transport import Transport
-
-if TYPE_CHECKING:
-    from node.node import Node
 
 
 class _Local(Struct, frozen=True):
@@ -61,7 +59,7 @@ class PeerExecutors(Executors):
         self._transport = transport
         self._nursery = nursery
 
-    def bind(self, node: "Node") -> None:
+    def bind(self, node: OwnNode) -> None:
         """The node whose runners these are; from now on other homes are served."""
         super().bind(node)
         self.heads = Heads(self._transport, node.boot, self._nursery, on_pull=self._on_pull)

@@ -9,19 +9,16 @@ worked out here is `node.pulling`; this file passes it on.
 import math
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import trio
 
 from node.cluster_view import Target
 from node.instances import Phase
 from node.local_runners import Up
+from node.own_node import OwnNode
 from node.pulling import PULL_JITTER_SECONDS, HomeLine, Pulls
 from p2p.ids import NodeId
 from p2p.sync_wire import node16
-
-if TYPE_CHECKING:
-    from node.node import Node
 
 LEVELS_MAX = 4096  # of other homes' lines, remembered for instances that come up later
 
@@ -31,7 +28,7 @@ class PullExchange:
 
     def __init__(
         self,
-        node: "Node",
+        node: OwnNode,
         *,
         tell: Callable[[NodeId, str, int, float], None],
         ask: Callable[[NodeId, int, int], bool],
