@@ -14,6 +14,10 @@ BENCHMARKS = {
     "transport": "libp2p between two processes beside plain TCP; the relay of 64 engine slots",
     "peers_hop": "what asking a node costs that does not run the model: first token, tokens a second",
     "peers_relay": "tokens of 64 streams from a head's engine to a home over libp2p: how late, at what cost, how many at most",
+    "peers_slow": "clients that read nothing for a minute: memory, attempts, and what another client notices",
+    "peers_chat": "where requests go: a chat back to its replica, all else evenly",
+    "peers_gossip": "how soon a change is on 10 nodes",
+    "peers_deaths": "how soon 9 nodes know that the tenth was killed; kinship beside it (fetched from PyPI for that)",
     "startup": "start to first token; memory of the node process",
     "mlx_lm_server": "the ratio to mlx_lm.server, as a user gets it and with the same BLAS and dtypes",
 }
