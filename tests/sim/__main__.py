@@ -13,6 +13,7 @@ import msgspec
 from tests.p2p.fuzz import fuzz
 from tests.sim.schedules import SmallLimits, run_schedule
 from tests.sim.storms import run_storm
+from tests.sim.whole_storms import run_whole_storm
 
 FUZZ_FRAMES_EACH = 100_000  # of one seed
 PROGRESS_SECONDS = 60.0
@@ -24,16 +25,16 @@ def span(text: str) -> range:
     return range(int(first), int(last or first) + 1)
 
 
-def storms(seeds: range) -> int:
-    """Run storms; the number of failed ones."""
+def storms(seeds: range, *, whole: bool) -> int:
+    """Run storms, of the core alone or over whole nodes; the number of failed ones."""
     failed = 0
     for seed in seeds:
         try:
-            report = run_storm(seed)
+            report = run_whole_storm(seed) if whole else run_storm(seed)
         except Exception:  # noqa: BLE001 - whatever goes wrong in a run is that seed's result
             failed += 1
             traceback.print_exc(limit=-3)
-            print(f"seed {seed} FAILED; run it again: scripts/sim --seed {seed}", flush=True)
+            print(f"seed {seed} FAILED; run it again: scripts/sim {'--whole ' * whole}--seed {seed}", flush=True)
         else:
             print(msgspec.json.encode(report).decode(), flush=True)
     return failed
@@ -65,15 +66,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/sim", description="Seeded simulations of the replicated state.")
     parser.add_argument("--seed", type=int, help="one storm: virtual time, faults of every kind, and equal replicas at its end")
     parser.add_argument("--seeds", type=span, metavar="A..B", help="storms")
+    parser.add_argument(
+        "--whole", action="store_true", help="storms over whole nodes, with clients, rather than over the core alone"
+    )
     parser.add_argument("--schedules", type=span, metavar="A..B", help="short schedules of steps without time, with tasks")
     parser.add_argument("--fuzz", type=int, metavar="FRAMES", help="frames that no honest node sends")
     arguments = parser.parse_args()
     gc.disable()  # nothing here makes cycles faster than `many` collects them
     failed = 0
     if arguments.seed is not None:
-        failed += storms(range(arguments.seed, arguments.seed + 1))
+        failed += storms(range(arguments.seed, arguments.seed + 1), whole=arguments.whole)
     if arguments.seeds is not None:
-        failed += storms(arguments.seeds)
+        failed += storms(arguments.seeds, whole=arguments.whole)
     if arguments.schedules is not None:
         with SmallLimits():
             failed += many("schedules", arguments.schedules, run_schedule)

@@ -155,6 +155,7 @@ class WholeCluster:
         return whole
 
     def _end_clients(self, whole: WholeNode) -> None:
+        whole.ended = True
         for scope in list(whole.clients):
             scope.cancel()
 

@@ -19,6 +19,7 @@ from inference.runner.fake_engine import FakeSettings
 from inference.runner_protocol import LoadModel
 from node.cluster_service import Cluster
 from node.dump_stream import DUMP, DumpTeller
+from node.ended_tasks import LOOKUP
 from node.local_runners import LocalInstance, LocalRunners, RunnerSettings, Up, open_local_runners
 from node.membership import Membership, profile_of
 from node.node import Node, NodeSettings
@@ -143,7 +144,8 @@ class WholeNode:
         self.devices: dict[str, Device] = {}  # by the name of the model
         self.scope = trio.CancelScope()  # of its whole life
         self.clients: dict[trio.CancelScope, None] = {}  # of those who ask here: they end with the process
-        self.over = trio.Event()
+        self.ended = False  # it serves nobody any more
+        self.over = trio.Event()  # nothing is left of it
 
     def __repr__(self) -> str:
         return f"WholeNode({self.place}, {self.node.boot:016x})"
@@ -255,4 +257,5 @@ def _assemble(plan: Plan, transport: MemoryTransport, runners: LocalRunners, nur
     )
     whole = WholeNode(plan.place, node, executors, membership)
     transport.serve(DUMP, DumpTeller(whole.service.dump).serve)
+    transport.serve(LOOKUP, whole.service.ended.serve)
     return whole
