@@ -18,6 +18,8 @@ BENCHMARKS = {
     "peers_chat": "where requests go: a chat back to its replica, all else evenly",
     "peers_gossip": "how soon a change is on 10 nodes",
     "peers_deaths": "how soon 9 nodes know that the tenth was killed; kinship beside it (fetched from PyPI for that)",
+    "peers_idle": "CPU and bytes of a node that has nothing to do, of 2 and of 10",
+    "peers_many": "30 nodes on one machine: until they agree; memory and CPU",
     "startup": "start to first token; memory of the node process",
     "mlx_lm_server": "the ratio to mlx_lm.server, as a user gets it and with the same BLAS and dtypes",
 }
