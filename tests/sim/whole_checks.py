@@ -12,6 +12,7 @@ from node.in_flight import recount
 from node.records import CANCEL, RANK, TASK, VERDICT, TaskId, Terminal, Verdict
 from node.tasks import VERDICT_LINGER_SECONDS_MAX
 from p2p.effects import Changed
+from p2p.lattice import DEAD
 from tests.fake_model import expected_ids, expected_text
 from tests.sim.whole_cluster import WholeCluster
 from tests.sim.whole_node import WholeNode
@@ -224,7 +225,8 @@ def remains(cluster: WholeCluster) -> list[str]:
     for whole in cluster.live:
         for member in whole.gossip.core.replica.members.values():
             keys = [key for key in member.namespace.records if key[0] in {TASK, VERDICT, RANK, CANCEL}]
-            if keys and member.current:
+            belief = whole.gossip.believe(member.node)
+            if keys and member.current and belief is not None and belief < DEAD:  # what a dead one had is in no view
                 found.append(f"{whole.place}: records {keys[:4]} of {len(keys)} of {member.node.hex()[:8]}")
         if whole.executors.submitted or whole.node.home.ended:
             found.append(f"{whole.place}: {len(whole.executors.submitted)} attempts, {len(whole.node.home.ended)} tasks kept")

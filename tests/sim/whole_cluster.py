@@ -20,6 +20,7 @@ from tests.sim.whole_node import CLUSTER, Device, Plan, Serving, WholeNode, iden
 
 DRAIN_SECONDS = 30.0  # as configured by default
 LATENCY_SECONDS = 0.001
+PLACES_MAX = 64
 
 
 class Options(TypedDict, total=False):
@@ -165,6 +166,11 @@ class WholeCluster:
         whole.scope.cancel()
 
     # Looking at all.
+
+    @staticmethod
+    def place_of(node_id: str) -> int:
+        """Where the node of this peer id is."""
+        return next(place for place in range(PLACES_MAX) if identity(place).node_id == node_id)
 
     @property
     def live(self) -> list[WholeNode]:

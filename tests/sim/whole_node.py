@@ -8,6 +8,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import trio
@@ -20,7 +21,7 @@ from inference.runner_protocol import LoadModel
 from node.cluster_service import Cluster
 from node.dump_stream import DUMP, DumpTeller
 from node.ended_tasks import LOOKUP
-from node.local_runners import LocalInstance, LocalRunners, RunnerSettings, Up, open_local_runners
+from node.local_runners import Down, LocalInstance, LocalRunners, RunnerSettings, Up, open_local_runners
 from node.membership import Membership, profile_of
 from node.node import Node, NodeSettings
 from node.peer_executors import PeerExecutors
@@ -41,6 +42,7 @@ WALL_BEGAN = 1_700_000_000.0  # Unix seconds at virtual time 0
 JOINING_SECONDS = 5.0  # as node.start has it
 
 
+@cache
 def identity(place: int) -> Identity:
     """The same one each time."""
     return Identity(Ed25519PrivateKey.from_private_bytes((place + 1).to_bytes(32, "big")))
@@ -178,6 +180,11 @@ class WholeNode:
     def up(self) -> bool:
         """Whether all that it was to run can be asked for."""
         return all(isinstance(instance.phase, Up) for instance in self.instances.values())
+
+    @property
+    def down(self) -> bool:
+        """Whether none of what it was to run will be served any more."""
+        return all(isinstance(instance.phase, Down) for instance in self.instances.values())
 
     def sees(self, other: "WholeNode") -> Liveness | None:
         """What it takes another one for."""

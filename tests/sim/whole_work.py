@@ -57,11 +57,12 @@ class Client:
         self.events: list[Event] = []
         self.error: GenerateError | None = None
         self.asked_at = math.inf
-        self.first_at = math.inf  # the first token
+        self.token_times: list[float] = []
         self.ended_at = math.inf
         self.home: WholeNode | None = None
         self.left = False
         self.home_died = False
+        self.gone = trio.Event()
         self._scope = trio.CancelScope()
         self._tell = tell
 
@@ -127,6 +128,7 @@ class Client:
             self.home_died = home.ended
             self.left = not self.home_died
         self.ended_at = trio.current_time()
+        self.gone.set()
         self._tell("gone", self.number, self.task_id, self.outcome, self.error or "")
 
     async def _talk(self, home: WholeNode) -> None:
@@ -138,7 +140,7 @@ class Client:
                 self._tell("hears", self.number, type(event).__name__, getattr(event, "token_ids", ""))
                 if isinstance(event, Tokens):
                     tokens += 1
-                    self.first_at = min(self.first_at, trio.current_time())
+                    self.token_times.append(trio.current_time())
                 if tokens >= self.wish.leaves_after_tokens:
                     self.leave()
                     await trio.lowlevel.checkpoint()
