@@ -12,6 +12,7 @@ from node.served import Served, failed_reason, served_models
 from node.service import ServedModel
 from node.standing import Coming, Lost, Serving, Standing
 from node.view import Roster
+from p2p.lattice import LEFT
 
 NO_MODEL = "No model runs in this cluster: start a node with --model MODEL."
 
@@ -51,7 +52,14 @@ class Standings:
     @property
     def none(self) -> bool:
         """Whether there never was any model."""
-        return not self._own and not self._all_served()
+        return not self._own and not self._all_served() and not self._failed()
+
+    def _failed(self) -> tuple[str, ...]:
+        """Models of instances elsewhere that came to nothing, on nodes that have not taken their leave."""
+        roster = self._view.roster
+        broken = [i for i in roster.instances.values() if i.phase is Phase.BROKEN and i.head is not None]
+        there = [i for i in broken if i.head is not None and roster.nodes[i.head.node].liveness is not LEFT]
+        return tuple(dict.fromkeys(instance.spec.model for instance in sorted(there, key=lambda i: i.order)))
 
     def models(self) -> tuple[ServedModel, ...]:
         """The models that can be asked for, under their names and this node's aliases; those on no disk yet are not."""
@@ -79,7 +87,11 @@ class Standings:
         for instance in self._own.values():
             spellings.setdefault(instance.name, []).append(instance.asked)
         names = dict.fromkeys([*(instance.name for instance in self._own.values()), *self._all_served()])
-        return resolve(model, [ServedName(name, tuple(spellings.get(name, ()))) for name in names], self._aliases)
+        found = resolve(model, [ServedName(name, tuple(spellings.get(name, ()))) for name in names], self._aliases)
+        if isinstance(found, Unknown) and (model or not names):  # one that failed elsewhere is known, and so is the reason
+            failed = resolve(model, [ServedName(name) for name in self._failed()], self._aliases)
+            return failed if isinstance(failed, str) else found
+        return found
 
     def standing(self, name: str) -> Standing:
         """How a model stands, by its served name."""
