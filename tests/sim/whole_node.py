@@ -39,6 +39,7 @@ from tests.node.memory_runner import MemoryDevice, MemoryRunner
 
 CLUSTER = cluster("sim", "0123456789abcdef" * 4)
 WALL_BEGAN = 1_700_000_000.0  # Unix seconds at virtual time 0
+CONTEXT_MAX = 1 << 30  # tokens: as much as the model has
 JOINING_SECONDS = 5.0  # as node.start has it
 
 
@@ -220,7 +221,7 @@ async def open_whole_node(
             return runner
 
         settings = RunnerSettings(
-            context=None, running_max=None, memory_bytes=plan.memory_bytes, threads=1, blas_cache=Path("/blas")
+            context=CONTEXT_MAX, running_max=None, memory_bytes=plan.memory_bytes, threads=1, blas_cache=Path("/blas")
         )
         async with (
             open_local_runners(settings, resolve, launch, wall_clock=wall_clock) as runners,
