@@ -82,6 +82,7 @@ class Streamed:
     sent: float
     arrivals: tuple[float, ...]
     text: str
+    executed_by: str = ""  # node id
 
     @property
     def first(self) -> float:
@@ -107,6 +108,7 @@ def stream_chat(
         response = connection.getresponse()
         if response.status != 200:
             raise RuntimeError(f"status {response.status}: {response.read(300)!r}")
+        executed_by = response.getheader("x-shoal-executed-by", "")
         for line in response:
             text = _content(line)
             if text is None:
@@ -117,7 +119,7 @@ def stream_chat(
                 arrived.set()
     finally:
         connection.close()
-    return Streamed(sent, tuple(arrivals), "".join(texts))
+    return Streamed(sent, tuple(arrivals), "".join(texts), executed_by)
 
 
 def _content(line: bytes) -> str | None:

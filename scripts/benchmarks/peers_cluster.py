@@ -127,15 +127,19 @@ class Peers:
         until(lambda: self.converged() and all(node.ready_instances >= instances for node in self.nodes))
 
     def stop(self) -> None:
-        """End all of them: told to, and killed where they don't."""
-        for process in self._processes:
-            process.terminate()
+        """End all of them: told to, and killed where they don't, or where this is interrupted."""
         deadline = time.monotonic() + STOP_SECONDS_MAX
-        for process in self._processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.1, deadline - time.monotonic()))
-            process.kill()  # nothing where it has ended
-            process.wait()
+        try:
+            for process in self._processes:
+                process.terminate()
+            for process in self._processes:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.1, deadline - time.monotonic()))
+        finally:
+            for process in self._processes:
+                process.kill()  # nothing where it has ended
+            for process in self._processes:
+                process.wait()
 
 
 @contextlib.contextmanager
