@@ -228,14 +228,16 @@ class TaskHome:
             patience_ends = self._patience(task, patience_ends)
             self._sit_down(task, place)
             task.route.wait()
-            await place.wait(min(task.deadline, patience_ends, trio.current_time() + LOOK_SECONDS))
+            await place.wait(min(task.deadline, patience_ends, place.looks_at))
 
     def _may_look(self, line: Line, place: Place) -> bool:
+        """Where heads ask, looks come by the clock, not when a place comes free: that one is for who waits longest."""
         now = trio.current_time()
-        if not line.may_try(place) or (self._pulled and place.offer is None and now < place.looks_at):
+        may_try = line.may_try(place)
+        if may_try and self._pulled and place.offer is None and now < place.looks_at:
             return False
         place.looks_at = now + LOOK_SECONDS
-        return True
+        return may_try
 
     def _choose(self, task: HomeTask, place: Place) -> Target | TooLong | None:
         targets = {target.candidate.instance_id: target for target in self._targets(task)}

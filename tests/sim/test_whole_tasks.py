@@ -57,6 +57,19 @@ async def test_what_waits_at_two_homes_is_served_in_the_order_of_waiting(autojum
         assert [client.number for client in in_order_of_service(case)] == list(range(25))
 
 
+async def test_the_end_of_its_own_task_does_not_put_a_home_before_one_that_has_waited_longer(autojump_clock: MockClock) -> None:
+    async with open_case(None, None, serving(1, 0.1)) as case:
+        for length in range(4, 24):
+            case.begin(0, max_tokens=length)
+            await trio.sleep(0.05)
+            first = case.begin(1, max_tokens=2)
+            await trio.sleep(0.05)
+            second = case.begin(0, max_tokens=2)
+            await case.gone()
+
+            assert first.token_times[0] < second.token_times[0], length
+
+
 async def test_a_home_with_a_long_line_does_not_starve_beside_the_head_s_own_clients(autojump_clock: MockClock) -> None:
     async with open_case(serving(1, 0.1), None) as case:
         own = [case.begin(0, text="own", max_tokens=5)]

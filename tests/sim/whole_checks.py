@@ -18,10 +18,12 @@ from tests.sim.whole_cluster import WholeCluster
 from tests.sim.whole_node import WholeNode
 from tests.sim.whole_work import Client, Wish
 
-CALM_SECONDS_MAX = 20.0  # from the end of all faults and work until nothing is in flight and all hold the same
+CALM_SECONDS = 3.0  # from the last client's end until nothing is in flight and all hold the same, where nothing went wrong
+CALM_SECONDS_MAX = 9.5  # the same after faults that only just ended
 COLLECTED_SECONDS_MAX = VERDICT_LINGER_SECONDS_MAX + 15.0  # until nothing is left of any task
 LOOK_SECONDS = 1.0
 IDLE_LOOK_SECONDS = 0.2
+OVERTAKEN_SECONDS_MAX = 1.0  # of who comes just when a place is free, and of late news of who waits where
 IDLE_SECONDS_MAX = 1.0  # a home that waits looks by itself each half second, should a pull have been lost
 
 
@@ -70,10 +72,18 @@ class Watch:
         # Between two calls of the core a suspicion may run out, which no change has told of yet.
         if counted != anew and whole.gossip.core.deadline > trio.current_time():
             raise Broken(f"{whole} counts {dict(counted)} in flight, and there are {dict(anew)}")
+        self._check_manners(whole)
         for device in whole.devices.values():
             for runner in device.alive:
                 if runner.core is not None and runner.core.load.running > runner.core.info.running_max:
                     raise Broken(f"a runner of {whole} took on {runner.core.load}")
+
+    @staticmethod
+    def _check_manners(whole: WholeNode) -> None:
+        """All are honest here, so nobody breaks a rule in another's eyes; and nothing raises where a stream is served."""
+        edge, gossip, heads = whole.membership.transport.counters, whole.gossip.counters, whole.executors.heads.counters
+        if edge.violations or edge.failures or gossip.faults or heads.violations:
+            raise Broken(f"{whole} met rules broken: {edge}, {gossip}, {heads}")
 
 
 class Idle:
@@ -160,6 +170,16 @@ def check_attempts(cluster: WholeCluster) -> None:
     twice = [request_id for request_id, count in given.items() if count > 1]
     if twice:
         raise Broken(f"given to runners more than once: {twice}")
+
+
+def check_order(clients: Iterable[Client]) -> None:
+    """Who waits for a model is served before whoever came later for it, at whatever nodes they wait."""
+    served = [client for client in clients if client.token_times]
+    for client in served:
+        for later in served:
+            ahead = client.token_times[0] - later.token_times[0]
+            if client.wish.model == later.wish.model and min(later.asked_at - client.asked_at, ahead) > OVERTAKEN_SECONDS_MAX:
+                raise Broken(f"{client} came at {client.asked_at:.2f} and was overtaken by {later} of {later.asked_at:.2f}")
 
 
 _VERDICTS = {

@@ -10,8 +10,10 @@ import trio
 from tests.sim.whole_cluster import LATENCY_SECONDS, WholeCluster
 from tests.sim.whole_node import Serving, WholeNode
 
-KINDS = ("latency", "sever", "cut", "partition", "kill", "silent", "stop", "runner")
+KINDS = ("latency", "sever", "sever", "cut", "partition", "kill", "silent", "stop", "runner")
+SURVIVABLE = ("sever", "kill", "silent", "stop", "runner")  # one at a time, where each model runs at two nodes
 RUNNER_DEATHS_MAX = 3  # of one runner: with more in a minute its supervisor gives up, as it should
+RECOVERY_SECONDS_MAX = 30.0  # until all that are there hold each other for alive and serve again
 
 
 class Faults:
@@ -37,8 +39,19 @@ class Faults:
             "runner": self._runner,
         }
 
+    async def run_one_by_one(self, seconds: float) -> None:
+        """For a while each fault a little after all has recovered from the one before."""
+        until = trio.current_time() + seconds
+        while True:
+            await trio.sleep(self._chance.uniform(0.5, 3))
+            if trio.current_time() >= until:
+                return
+            await self._calls[self._chance.choice(self._kinds)]()
+            await trio.sleep(0.5)  # it is seen by now
+            await self._cluster.settle(RECOVERY_SECONDS_MAX)
+
     async def run(self, seconds: float, rate: float) -> None:
-        """So many faults a second for a while; then all is well again."""
+        """So many faults a second for a while, whatever else is wrong; then all is well again, but for who is lost for good."""
         until = trio.current_time() + seconds
         async with trio.open_nursery() as nursery:
             while self._kinds:
@@ -48,6 +61,10 @@ class Faults:
                 kind = self._chance.choice(self._kinds)
                 nursery.start_soon(self._calls[kind])
             await trio.sleep_until(until)
+        if len(self._cluster.nodes) > 2 and self._chance.random() < 0.4:
+            whole = self._chance.choice(self._cluster.live)
+            self._did("loss", whole.place)
+            self._cluster.kill(whole.place, silent=self._chance.random() < 0.5)
         self._cluster.network.mend()
         self._cluster.network.set_latency(LATENCY_SECONDS, jitter=LATENCY_SECONDS)
 
@@ -74,10 +91,12 @@ class Faults:
         self._cluster.network.set_latency(LATENCY_SECONDS, jitter=LATENCY_SECONDS)
 
     async def _sever(self) -> None:
-        pair = self._pair()
-        if pair is not None:
-            self._did("sever", pair[0].place, pair[1].place)
-            self._cluster.network.sever(pair[0].node_id, pair[1].node_id)
+        whole = self._some()
+        if whole is not None:
+            others = [other for other in self._cluster.live if other is not whole and self._chance.random() < 0.7]
+            self._did("sever", whole.place, *[other.place for other in others])
+            for other in others:
+                self._cluster.network.sever(whole.node_id, other.node_id)
 
     async def _cut(self) -> None:
         pair = self._pair()
