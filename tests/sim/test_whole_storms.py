@@ -14,13 +14,13 @@ from tests.sim.whole_faults import KINDS
 from tests.sim.whole_storms import WholeReport, run_whole_storm
 
 ROOT = Path(__file__).parents[2]
-SHORT_SECONDS = 12.0
+SHORT_SECONDS = 10.0
 
 
 def test_every_request_ends_rightly_whatever_goes_wrong_and_nothing_is_left_of_it() -> None:
     faults: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
-    for seed in (0, 1, 2, 3, 6, 11, 15, 18):
+    for seed in (1, 2, 4, 6, 11, 17, 18, 27):
         report = run_whole_storm(seed, seconds=SHORT_SECONDS)
         faults.update(report.faults)
         outcomes.update(report.outcomes)

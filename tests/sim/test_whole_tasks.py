@@ -4,10 +4,13 @@ import trio
 from trio.testing import MockClock
 
 from inference.requests import Failed
+from node.task_credit import WINDOW_BYTES
 from node.task_protocol import HOME_FRAME_BYTES_MAX
 from tests.sim.whole_cases import Case, open_case, serving
 from tests.sim.whole_cluster import until
 from tests.sim.whole_work import Client
+
+EVENT_BYTES_MAX = 200  # by which the last event may go beyond a window
 
 
 async def test_d7_exo_1579_a_third_node_cancels_and_the_task_ends_at_its_home_once(autojump_clock: MockClock) -> None:
@@ -138,3 +141,40 @@ async def test_b1_b2_exo_1824_exo_1423_what_is_kept_and_what_a_newcomer_is_told_
         assert max(took) < 2
         assert told[1] - told[0] < 2000  # the member that has left; of 390 tasks it would be ten times that
         assert {client.outcome for client in case.clients} == {"length"}
+
+
+async def test_who_reads_slowly_holds_up_nobody_and_gets_all_of_it_over_streams_that_break(autojump_clock: MockClock) -> None:
+    async with open_case(None, serving(4, 0.02), task_seconds=600.0) as case:
+        home, head = (whole.node_id for whole in case.cluster.live)
+        slow = case.begin(0, max_tokens=900, pause_seconds=0.1)
+        await trio.sleep(1)
+        quick = [case.begin(0, text=str(number), max_tokens=100) for number in range(2)]
+        for _ in range(7):
+            await trio.sleep(8)
+            kept = [task.outlet.kept_bytes for task in case.cluster.nodes[1].executors.head.tasks]
+            assert sum(kept) <= WINDOW_BYTES + EVENT_BYTES_MAX
+            case.cluster.network.sever(home, head)
+        await case.gone()
+
+        assert [client.outcome for client in case.clients] == ["length"] * 3
+        assert max(client.ended_at - client.asked_at for client in quick) < 3
+        assert slow.ended_at - slow.asked_at > 60  # what a reader that lags finds put together is read at once
+        assert case.given(1) == 3
+        counters = case.cluster.nodes[0].executors.heads.counters
+        assert (counters.lost, counters.violations) == (0, 0)
+        assert counters.resumed >= 3  # until the home has heard all that was left
+
+
+async def test_d3_exo_1586_who_waits_for_a_model_in_load_is_answered_though_its_runner_dies(autojump_clock: MockClock) -> None:
+    async with open_case(None, serving(loads=False), settle=False) as case:
+        await until(lambda: case.cluster.agree() and len(case.cluster.nodes[0].service.state().runners) == 1, 10)
+        client = case.begin(0, max_tokens=3)
+        await trio.sleep(1)
+        device = case.cluster.nodes[1].device
+        device.die()
+        await trio.sleep(1)
+        assert not client.over
+        device.may_load.set()
+        await case.gone()
+
+        assert client.outcome == "length"

@@ -92,6 +92,7 @@ async def open_case(
     *models: Serving | Sequence[Serving] | None,
     seed: int = 1,
     calm_seconds: float = 3.0,
+    settle: bool = True,
     **options: Unpack[Options],
 ) -> AsyncIterator[Case]:
     """A node for each model, None for one that only routes; at the end everybody was answered rightly and nothing is left."""
@@ -102,7 +103,8 @@ async def open_case(
                 here = [model] if isinstance(model, Serving) else list(model or ())
                 settings.update({found.name: found.settings for found in here})
                 await cluster.start(place, [0] if place else [], models=here, **options)
-            await cluster.settle()
+            if settle:
+                await cluster.settle()
             case = Case(cluster, nursery)
             yield case
             await case.gone()

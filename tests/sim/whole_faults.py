@@ -23,6 +23,7 @@ class Faults:
         self, cluster: WholeCluster, chance: random.Random, models: Mapping[int, Sequence[Serving]], kinds: Sequence[str]
     ) -> None:
         self.counts: Counter[str] = Counter()
+        self.ends: list[float] = []  # when a process of a node or a runner came to its end
         self._cluster = cluster
         self._chance = chance
         self._models = models
@@ -70,6 +71,8 @@ class Faults:
 
     def _did(self, kind: str, *what: object) -> None:
         self.counts[kind] += 1
+        if kind in {"kill", "silent", "stop", "runner", "loss"}:
+            self.ends.append(trio.current_time())
         self._cluster.trace.tell("fault", kind, *what)
 
     def _some(self) -> WholeNode | None:

@@ -113,7 +113,7 @@ class Storm:
             calm = await rest(unrest, cluster, CALM_SECONDS if self.mood == "calm" else CALM_SECONDS_MAX)
             await rest(remains, cluster, COLLECTED_SECONDS_MAX)
             nursery.cancel_scope.cancel()
-        self._check(cluster, work, watch)
+        self._check(cluster, work, faults, watch)
         return WholeReport(
             self.seed,
             self.size,
@@ -125,7 +125,7 @@ class Storm:
             cluster.trace.digest,
         )
 
-    def _check(self, cluster: WholeCluster, work: Work, watch: Watch) -> None:
+    def _check(self, cluster: WholeCluster, work: Work, faults: Faults, watch: Watch) -> None:
         settings = {serving.name: serving.settings for serving in self.serving}
         check_clients(work.clients, settings, work.cancelled)
         check_attempts(cluster)
@@ -133,15 +133,19 @@ class Storm:
         if self.mood == "calm":
             check_order(work.clients)
         if self.mood != "wild":
-            failed = [client for client in work.clients if not self._excused(client)]
+            failed = [client for client in work.clients if not self._excused(client, faults)]
             if failed:
                 raise Broken(f"nothing went wrong that another could not have taken over, and yet: {failed}")
 
     @staticmethod
-    def _excused(client: Client) -> bool:
-        """Whether its end is one that may be where at most one thing is wrong at a time."""
+    def _excused(client: Client, faults: Faults) -> bool:
+        """Whether its end is one that may be where at most one thing is wrong at a time.
+
+        A request under which two runners ended is not tried again: it may be what ended them.
+        """
         stopped = client.home is not None and client.home.node.draining and client.outcome == "NoRoute"
-        return client.outcome in SERVED_OUTCOMES or stopped
+        twice = sum(client.asked_at <= end <= client.ended_at for end in faults.ends) > 1
+        return client.outcome in SERVED_OUTCOMES or stopped or (client.outcome == "runner_crashed" and twice)
 
 
 @contextmanager
