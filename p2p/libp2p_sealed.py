@@ -26,10 +26,14 @@ WRITE_SECONDS = 20.0  # one write that makes no progress for so long ends the co
 
 
 class SocketBytes(TrioTCPStream):  # type: ignore[misc]  # the stub goes first
-    """A TCP connection as libp2p reads it. Many small reads cost one system call; `allowance` bounds what is read in all."""
+    """A TCP connection as libp2p reads it. Many small reads cost one system call.
 
-    def __init__(self, stream: trio.SocketStream, allowance: int) -> None:
+    `allowance` bounds what is read in all; as long as there is one, `on_heard` is told of each piece.
+    """
+
+    def __init__(self, stream: trio.SocketStream, allowance: int, on_heard: Callable[[], None]) -> None:
         super().__init__(stream)
+        self._on_heard = on_heard
         self._arrived = bytearray()
         self.allowance: int | None = allowance
         self.ended = False  # nothing more will come
@@ -50,6 +54,7 @@ class SocketBytes(TrioTCPStream):  # type: ignore[misc]  # the stub goes first
                 self.allowance -= len(self._arrived)
                 if self.allowance < 0:
                     raise ConnectionClosedError("too much was sent before the handshake was done", transport="tcp")
+                self._on_heard()
         taken = bytes(self._arrived[:n])
         del self._arrived[: len(taken)]
         return taken

@@ -38,6 +38,9 @@ from p2p.transport import (
 
 PEERS_MAX = 1024  # connected; beyond, whoever dials is turned away
 HALF_OPEN_MAX = 128  # inbound connections whose handshake is not done; one more, and the oldest makes room
+# Whoever goes on answering within DIAL_SECONDS gets so long in all. On a machine that is busy with many nodes a bound on the
+# whole alone would have each of them start over, again and again, and so keep it busy.
+HANDSHAKE_SECONDS_MAX = 15.0
 RESOLVE_SECONDS = 3.0  # a name
 INTERFACES_SECONDS = 5.0  # between looks at the device's addresses
 
@@ -134,7 +137,7 @@ class Libp2pTransport(Connections):
         with trio.move_on_after(DIAL_SECONDS) as scope:
             self._make_room(scope)
             try:
-                outcome = await self._greet(stream, remote, dialled=False)
+                outcome = await self._greet(stream, remote, scope, dialled=False)
             finally:
                 del self._half_open[scope]
         if isinstance(outcome, Unreachable):
@@ -171,22 +174,39 @@ class Libp2pTransport(Connections):
 
     async def _dial_ip(self, address: Address) -> Peer | Unreachable:
         outcome: Peer | Unreachable = Unreachable(f"no answer for {DIAL_SECONDS:g} s")
-        with trio.move_on_after(DIAL_SECONDS):
+        latest = trio.current_time() + HANDSHAKE_SECONDS_MAX
+        with trio.move_on_after(DIAL_SECONDS) as scope:
             try:
                 stream = await connect(address.host, address.port)
             except OSError as error:
                 return why_not_connected(error)
             outcome = Unreachable(f"it took the connection and said nothing for {DIAL_SECONDS:g} s")
-            outcome = await self._greet(stream, str(address), dialled=True, expected=address.node_id)
-        return outcome  # noqa: RET504 - the deadline may come before the last assignment
+            outcome = await self._greet(stream, str(address), scope, dialled=True, expected=address.node_id)
+        if scope.cancelled_caught and trio.current_time() >= latest:
+            outcome = Unreachable(f"its handshake was not done in {HANDSHAKE_SECONDS_MAX:g} s")
+        return outcome
 
     # From a TCP connection to a peer
 
     async def _greet(
-        self, stream: trio.SocketStream, remote: str, *, dialled: bool, expected: NodeId | None = None
+        self,
+        stream: trio.SocketStream,
+        remote: str,
+        scope: trio.CancelScope,
+        *,
+        dialled: bool,
+        expected: NodeId | None = None,
     ) -> Peer | Unreachable:
-        """Handshake, hellos, decision: the peer, connected by this connection or by another one, or why not."""
-        socket = SocketBytes(stream, HANDSHAKE_BYTES_MAX)
+        """Handshake, hellos, decision: the peer, connected by this connection or by another one, or why not.
+
+        `scope` is around it: each answer of the far end gives it `DIAL_SECONDS` more, up to `HANDSHAKE_SECONDS_MAX` in all.
+        """
+        latest = trio.current_time() + HANDSHAKE_SECONDS_MAX
+
+        def give_time() -> None:
+            scope.deadline = min(latest, trio.current_time() + DIAL_SECONDS)
+
+        socket = SocketBytes(stream, HANDSHAKE_BYTES_MAX, give_time)
         outcome: Peer | Unreachable | None = None
         try:
             secured = await secure(self._security, socket, dialled=dialled, expected=expected)

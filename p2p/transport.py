@@ -31,7 +31,7 @@ from p2p.ids import NodeId
 from p2p.stream import ByteStream, Peer, Stream, StreamBroken, StreamProtocol, TransportError
 from p2p.wire import ProtocolViolation
 
-DIAL_SECONDS = 3.0  # one address: connect, handshake, hello
+DIAL_SECONDS = 3.0  # one address: to connect, and for each answer of the handshake
 OPEN_SECONDS = 5.0  # a stream: until the peer said that it serves the protocol
 STREAMS_MAX = 256  # of a connection, opened by the peer
 INCOMPATIBLE_MAX = 64  # remembered; the longest unseen is forgotten first
@@ -171,7 +171,7 @@ class Transport(ABC):
     async def dial(self, address: str) -> Peer | Unreachable:
         """Connect to `host:port` or a multiaddr, with or without a peer id; the peer where that is connected already.
 
-        A name is resolved anew, and what it resolves to is tried side by side, each for `DIAL_SECONDS`.
+        A name is resolved anew, and what it resolves to is tried side by side, each until it says nothing for `DIAL_SECONDS`.
         """
         try:
             parsed = parse_address(address)

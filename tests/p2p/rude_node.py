@@ -21,7 +21,7 @@ async def shake_hands(target: Transport, identity: Identity | None = None) -> Se
     """As far as Noise goes; no hello yet."""
     identity = identity or new_identity()
     address = parse_address(target.addresses[0])
-    socket = SocketBytes(await connect(address.host, address.port), HANDSHAKE_BYTES_MAX)
+    socket = SocketBytes(await connect(address.host, address.port), HANDSHAKE_BYTES_MAX, lambda: None)
     return await secure(security(identity, CLUSTER), socket, dialled=True, expected=address.node_id)
 
 
