@@ -116,11 +116,16 @@ class Peers:
         return moment
 
     def converged(self) -> bool:
-        """Whether all know all and hold the same."""
+        """Whether all know all and hold the same. The first that doesn't ends the look: it costs those CPU who are asked."""
         ids = {node.node_id for node in self.nodes}
-        states = [node.show("state") for node in self.nodes]
-        alive = [{member["node_id"] for member in state["nodes"] if member["status"] == "alive"} for state in states]
-        return all(members == ids for members in alive) and len({state["digest"] for state in states}) == 1
+        digests = set()
+        for node in self.nodes:
+            state = node.show("state")
+            digests.add(state["digest"])
+            alive = {member["node_id"] for member in state["nodes"] if member["status"] == "alive"}
+            if alive != ids or len(digests) > 1:
+                return False
+        return True
 
     def wait_converged(self, instances: int = 0) -> None:
         """Until that is so, and all know so many ready instances."""
