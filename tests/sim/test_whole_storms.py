@@ -20,7 +20,7 @@ SHORT_SECONDS = 10.0
 def test_every_request_ends_rightly_whatever_goes_wrong_and_nothing_is_left_of_it() -> None:
     faults: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
-    for seed in (1, 2, 4, 6, 11, 17, 18, 27):
+    for seed in (1, 2, 4, 5, 11, 17, 18, 22, 27):
         report = run_whole_storm(seed, seconds=SHORT_SECONDS)
         faults.update(report.faults)
         outcomes.update(report.outcomes)
