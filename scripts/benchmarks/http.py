@@ -84,7 +84,7 @@ async def first_token_http(port: int) -> float:
 
 async def added_seconds(directory: Path) -> list[tuple[float, float]]:
     """Pairs of times to first token, through HTTP and straight from the same node's service."""
-    options = {"data-dir": str(directory), "models-dir": str(directory / "models"), "model": "none"}
+    options = {"data_dir": str(directory), "models_dir": str(directory / "models"), "model": "none"}
     config = read(options)
 
     async def launch(command: LoadModel) -> RunnerProcess:
