@@ -1,6 +1,6 @@
 """How many prompt tokens a step may evaluate, so that running streams and cancels don't wait long. Pure."""
 
-STEP_SECONDS_MAX = 0.2  # a step with a piece of prefill; the last one of a prompt takes about as long again, to join the batch
+STEP_SECONDS_MAX = 0.25  # a step with a piece of prefill in it
 AIM = 0.8  # of that: the rest is for a piece that takes longer than the last, as the KV grows
 # Where decoding alone takes about as long as a step may, prompts get this part of its time on top: else they would never end.
 SHARE_MIN = 0.5
